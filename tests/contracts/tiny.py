@@ -24,9 +24,17 @@ from pretune.models.spec import Model, Uniform
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.heads import Head, Transform
-from pretune.nn.layers import Embed, Factor, FeedForward, LayerNorm, RMSNorm
+from pretune.nn.layers import Embed, Factor, FeedForward, LayerNorm, PerHead, RMSNorm
 from pretune.nn.lstm import LSTM
-from pretune.nn.positions import Alibi, LinearScaling, RelativeBias, Rotary, Sinusoidal
+from pretune.nn.positions import (
+    Alibi,
+    DistanceEmbedding,
+    DistanceTerms,
+    LinearScaling,
+    RelativeBias,
+    Rotary,
+    Sinusoidal,
+)
 from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
 
@@ -120,6 +128,27 @@ def _made() -> dict[str, Model]:
                 norm=rms,
             ),
             head=Head(bias="learned"),
+        ),
+        "made-distances": Model(  # disentangled, with all that attention has besides
+            family="made",
+            vocab=VOCAB,
+            width=24,
+            encoder=Stack(
+                depth=2,
+                position=DistanceEmbedding(buckets=8, max_distance=12),
+                blocks=(
+                    block(
+                        kv_heads=2,
+                        head_width=5,
+                        bias=("q", "v"),
+                        window=4,
+                        norm=PerHead(norm=rms),
+                        distances=DistanceTerms(shared=False),
+                    ),
+                    block(kv_heads=1, bias=False, norm=rms, distances=DistanceTerms()),
+                ),
+            ),
+            head=Head(),
         ),
         "made-shared-layers": Model(  # one layer three times, a narrow table projected after its norm
             family="made",

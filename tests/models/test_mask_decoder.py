@@ -171,7 +171,6 @@ def test_unsupported_configs_are_refused_in_one_line(tmp_path: Path, change: dic
         {"encoder.position": None},
         {"encoder.causal": True},
         {"encoder.blocks.0.attention.distances": None},
-        {"encoder.blocks.0.attention.kv_heads": 2},
         {"encoder.position.input": {"kind": "learned", "rows": 24}},
         {"encoder.position.max_distance": 129},
         {"encoder.conv": {"kind": "convolution", "kernel": 4}},

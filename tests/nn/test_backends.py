@@ -14,7 +14,7 @@ from pretune.core.errors import UsageError
 from pretune.models.catalog import build, resolve
 from pretune.nn import attention as attention_module
 from pretune.nn import stack as stack_module
-from pretune.nn.attention import attend
+from pretune.nn.attention_backends import attend
 from pretune.nn.attention_mask import (
     MAX_BIAS_LENGTH,
     MAX_TILE_HEAD_WIDTH,

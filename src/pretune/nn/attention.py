@@ -1,182 +1,36 @@
-"""Multi-head self-attention and cross-attention, and its backends: six implementations of the same function.
+"""Multi-head self-attention and cross-attention, and disentangled attention: scores by content and by distance.
 
-A backend takes queries `[N, H, D]`, keys and values `[M, K, D]` (K divides H: grouped-query) and returns `[N, H, D]`,
-with the weights `[rows, H, R, R]` (without learned keys) if it has them. Legend: N queries, M keys, H heads, K
-key-value heads, D head width.
+In disentangled attention (He et al., 2021) a query q at distance d (query position minus key position) of a key k has
+the score
+
+    q · k  +  q · kr(d)  +  k · qr(d)          content to content, content to position, position to content
+
+where kr and qr are projections of the vector of d (`DistanceEmbedding` of `pretune.nn.positions`), divided by the
+square root of the head width times the number of terms. Legend: N queries, M keys, H heads, K key-value heads, D head
+width, R row length.
 """
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import flex_attention
 
 from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
+from pretune.nn.attention_backends import attend, repeat_kv
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import KVPrefix, LayerCache, prepend_prefix
 from pretune.nn.decoding_step import DecodingStep
-from pretune.nn.layers import Dropout, Norm
+from pretune.nn.layers import Dropout, Norm, PerHead
 from pretune.nn.layers import dropout as apply_dropout
-from pretune.nn.positions import DistanceTerms, Rotary, rotate
+from pretune.nn.positions import DistanceTable, DistanceTerms, Rotary, rotate
+from pretune.nn.relative_attention import shift_scores
 
-AttentionResult = tuple[Tensor, Tensor | None]
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, *, scale: float, dropout: float
-) -> AttentionResult:
-    """Compute attention with the backend of the context."""
-    return _TABLE[context.backend](q, k, v, context, scale, dropout)
-
-
-def _attend_rows(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
-) -> AttentionResult:
-    q, k, v = _split_rows(q, k, v, context.rows)
-    if dropout and v.device.type == "cpu":
-        return _attend_with_dropout(q, k, v, context.mask, scale, dropout), None
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, dropout_p=dropout, scale=scale)
-    return _flatten_rows(out), None
-
-
-def _attend_with_dropout(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, p: float) -> Tensor:
-    """Compute SDPA with attention dropout on a CPU, with the fast dropout of `pretune.nn.layers`."""
-    scores = (q * scale) @ k.transpose(-1, -2)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
-    return _flatten_rows(apply_dropout(scores.softmax(-1), p) @ v)
-
-
-def _attend_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
-) -> AttentionResult:
-    q, k, v = _split_rows(q, k, v, context.rows)
-    causal = context.causal and context.mask is None  # NOTE: with more keys than queries, torch aligns the first ones
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=context.mask, is_causal=causal, dropout_p=dropout, scale=scale
-    )
-    return _flatten_rows(out), None
-
-
-def _attend_eager(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
-) -> AttentionResult:
-    dtype, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
-    with torch.autocast(v.device.type, enabled=False):  # the reference is exact
-        return _attend_eager_exact(
-            *_split_rows(q.to(exact), k.to(exact), v.to(exact), context.rows), context, scale, dropout, dtype
-        )
-
-
-def _attend_eager_exact(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float, dtype: torch.dtype
-) -> AttentionResult:
-    scores = (q @ k.transpose(-1, -2)) * scale
-    if context.bias is not None:
-        scores = scores + context.bias
-    if context.mask is not None:
-        scores = scores.masked_fill(~context.mask, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1)
-    output = _flatten_rows(apply_dropout(weights, dropout) @ v).to(dtype)
-    return output, (scores if context.scores else weights)[..., context.prefix_length :]
-
-
-def _attend_varlen(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
-) -> AttentionResult:
-    from pretune.nn.varlen import SUPPORTS_GQA, attend_varlen
-
-    assert context.offsets is not None and not dropout, (
-        "varlen has no attention dropout; choose_backend never selects it"
-    )
-    if not SUPPORTS_GQA:
-        k, v = _repeat_kv(q, k, v)
-    out = attend_varlen(
-        q, k, v, context.offsets, context.lengths, causal=context.causal, window=context.window, scale=scale
-    )
-    return out, None
-
-
-def _attend_tiles(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
-) -> AttentionResult:
-    from pretune.nn.tiles import attend_tiles
-
-    layout, causal, window = context.blocks, context.causal, context.window
-    return attend_tiles(q, k, v, layout, context.bias, causal=causal, window=window, scale=scale, dropout=dropout), None
-
-
-def _attend_flex(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
-) -> AttentionResult:
-    assert not dropout, "flex has no attention dropout; choose_backend never selects it"
-    q, k, v = _split_rows(q, k, v, context.rows)
-    bias, last, prefix_length, positions = (
-        context.bias,
-        context.lengths[0] - 1,
-        context.prefix_length,
-        context.positions,
-    )
-    options = None if bias is None else _SMALL_TILES
-
-    def score(value: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        assert bias is not None
-        if positions is None:
-            return value + bias[head, key - query + last]
-        distance = key - prefix_length - torch.where(key < prefix_length, positions[row, query], query)
-        return value + bias[head, distance + prefix_length + last]
-
-    if q.is_cuda and not torch.compiler.is_compiling():
-        run = _COMPILED_KERNELS.setdefault("flex", torch.compile(flex_attention))
-    else:
-        run = flex_attention
-    out: Tensor = run(
-        q,
-        k,
-        v,
-        score_mod=None if bias is None else score,
-        block_mask=context.blocks,
-        scale=scale,
-        kernel_options=options,
-    )
-    return _flatten_rows(out), None
-
-
-# NOTE: the gradient of a learned bias table is in shared memory; at head width 64 the default tiles do not fit.
-_SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
-
-_COMPILED_KERNELS: dict[str, Any] = {}  # flex is slow unless compiled; compiled on first use
-
-_TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionContext, float, float], AttentionResult]] = {
-    "rows": _attend_rows,
-    "sdpa": _attend_sdpa,
-    "eager": _attend_eager,
-    "varlen": _attend_varlen,
-    "tiles": _attend_tiles,
-    "flex": _attend_flex,
-}
-
-
-def _split_rows(q: Tensor, k: Tensor, v: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Reshape to `[rows, H, R, D]`. Keys are repeated for every head: SDPA is slow with grouped queries and a mask."""
-    k, v = _repeat_kv(q, k, v)
-    q, k, v = (x.view(rows, -1, x.shape[1], x.shape[2]).transpose(1, 2) for x in (q, k, v))
-    return q, k, v
-
-
-def _flatten_rows(out: Tensor) -> Tensor:
-    return out.transpose(1, 2).flatten(0, 1)
-
-
-def _repeat_kv(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    times = q.shape[1] // k.shape[1]
-    if times == 1:
-        return k, v
-    return k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
-
+Projection = Literal["q", "k", "v", "out"]
+PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 
 FUSE_MIN_TOKENS = 256
 """Number of tokens from which one product with the concatenated weights of q, k and v beats three."""
@@ -189,10 +43,10 @@ class Attention:
     heads: Positive[int]
     kv_heads: Positive[int] | None = None
     head_width: Positive[int] | None = None  # width / heads
-    bias: bool = True
+    bias: bool | tuple[Projection, ...] = True  # of all projections, of none, or of these
     scale: float | None = None  # 1 / sqrt(head_width)
     window: Positive[int] | None = None  # visible tokens to the left (and right), itself included
-    norm: Norm | None = None  # of queries and keys, over all heads together
+    norm: Norm | PerHead | None = None  # of queries and keys: over all heads together, or within each head
     clip: Positive[float] | None = None  # queries, keys and values are clamped to +- clip
     dropout: Fraction = 0.0  # of the attention probabilities
     out_dropout: Fraction = 0.0  # of the output
@@ -200,12 +54,17 @@ class Attention:
     distances: DistanceTerms | None = None  # scores of distances, as in DeBERTa
 
     def __post_init__(self) -> None:
-        if self.distances is not None and (
-            not self.bias or any(part is not None for part in (self.kv_heads, self.head_width, self.window, self.norm))
-        ):
-            raise UsageError("disentangled attention has biases and no kv_heads, head_width, window or norm")
+        if isinstance(self.bias, tuple) and not 0 < len({*self.bias} & {*PROJECTIONS}) == len(self.bias) < 4:
+            raise UsageError(f"bias must be true, false or some of {', '.join(PROJECTIONS)}, got {self.bias}")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
+
+    @property
+    def biased(self) -> tuple[Projection, ...]:
+        """The projections that have a bias."""
+        if isinstance(self.bias, tuple):
+            return self.bias
+        return PROJECTIONS if self.bias else ()
 
     @property
     def products(self) -> int:
@@ -218,12 +77,12 @@ class Attention:
             raise UsageError(f"heads {self.heads} must divide width {width}; otherwise set head_width")
         return self.heads, self.kv_heads or self.heads, self.head_width or width // self.heads
 
-    def build(self, *, width: int) -> "MultiHeadAttention":
-        if self.distances is None:
-            return MultiHeadAttention(self, width)
-        from pretune.nn.disentangled_attention import DisentangledAttention
+    def get_norm_width(self, heads: int, head: int) -> int:
+        """Return the width of the norm of queries, or keys, of `heads` heads."""
+        return head if isinstance(self.norm, PerHead) else heads * head
 
-        return DisentangledAttention(self, width)
+    def build(self, *, width: int) -> "MultiHeadAttention":
+        return MultiHeadAttention(self, width) if self.distances is None else DisentangledAttention(self, width)
 
     def count_weights(self, *, width: int) -> int:
         """Return the number of weights that each token is multiplied with."""
@@ -232,10 +91,13 @@ class Attention:
 
     def params(self, *, width: int) -> int:
         heads, kv_heads, head = self.resolve_shape(width=width)
-        count = self.count_weights(width=width) + self.bias * (head * (heads + 2 * kv_heads) + width)
+        outputs = {"q": heads * head, "k": kv_heads * head, "v": kv_heads * head, "out": width}
+        count = self.count_weights(width=width) + sum(outputs[name] for name in self.biased)
+        if self.distances is not None:
+            count += sum(outputs[name] * (width + 1) for name in self.distances.projections)
         if self.norm is not None:
-            count += self.norm.params(width=heads * head) + self.norm.params(width=kv_heads * head)
-        return count + (self.distances.params(width=width) if self.distances else 0)
+            count += sum(self.norm.params(width=self.get_norm_width(n, head)) for n in (heads, kv_heads))
+        return count
 
 
 class MultiHeadAttention(nn.Module):
@@ -247,12 +109,15 @@ class MultiHeadAttention(nn.Module):
         self.scale = self.head**-0.5 if spec.scale is None else spec.scale
         self.clip, self.dropout, self.window, self.rotary = spec.clip, spec.dropout, spec.window, spec.rotary
         self.out_dropout = Dropout(spec.out_dropout)
-        self.q = nn.Linear(width, self.heads * self.head, bias=spec.bias)
-        self.k = nn.Linear(width, self.kv_heads * self.head, bias=spec.bias)
-        self.v = nn.Linear(width, self.kv_heads * self.head, bias=spec.bias)
-        self.out = nn.Linear(self.heads * self.head, width, bias=spec.bias)
-        self.q_norm = None if spec.norm is None else spec.norm.build(width=self.heads * self.head)
-        self.k_norm = None if spec.norm is None else spec.norm.build(width=self.kv_heads * self.head)
+        self.q = nn.Linear(width, self.heads * self.head, bias="q" in spec.biased)
+        self.k = nn.Linear(width, self.kv_heads * self.head, bias="k" in spec.biased)
+        self.v = nn.Linear(width, self.kv_heads * self.head, bias="v" in spec.biased)
+        self.out = nn.Linear(self.heads * self.head, width, bias="out" in spec.biased)
+        self.q_norm, self.k_norm = (
+            None if spec.norm is None else spec.norm.build(width=spec.get_norm_width(heads, self.head))
+            for heads in (self.heads, self.kv_heads)
+        )
+        self.norms_heads = isinstance(spec.norm, PerHead)
         self.prefix: KVPrefix | None = None  # learned keys and values before each sequence
 
     def forward(
@@ -321,9 +186,86 @@ class MultiHeadAttention(nn.Module):
         return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def _split(self, x: Tensor, heads: int, norm: nn.Module | None) -> Tensor:
+        split = x.reshape(x.shape[0], heads, self.head)
+        if norm is None:
+            return split
+        normed: Tensor = norm(split) if self.norms_heads else norm(x)
         # NOTE: CUDA autocast runs norms in fp32, but the kernels need q, k and v of the same dtype.
-        x = x if norm is None else norm(x).to(x.dtype)
-        return x.reshape(x.shape[0], heads, self.head)
+        return normed.to(x.dtype).view_as(split)
+
+
+class DisentangledAttention(MultiHeadAttention):
+    """Attention layer; `position_k` and `position_q` project distances if these do not share k and q."""
+
+    def __init__(self, spec: Attention, width: int) -> None:
+        super().__init__(spec, width)
+        assert spec.distances is not None
+        self.terms = spec.distances.terms
+        if spec.scale is None:
+            self.scale = (self.head * (1 + len(self.terms))) ** -0.5
+        own = {
+            name: nn.Linear(width, heads * self.head)
+            for name, heads in (("k", self.kv_heads), ("q", self.heads))
+            if name in spec.distances.projections
+        }
+        self.position_k, self.position_q = own.get("k"), own.get("q")
+
+    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+        """Attend with the scores of distances as a bias of each row."""
+        if context.distances is None:
+            raise UsageError("disentangled attention needs a stack with the position 'disentangled'")
+        keys, queries = self._project_distances(context.distances)
+        content, all_values = repeat_kv(q, k, v)
+        if context.backend == "tiles":
+            from pretune.nn.distance_tiles import attend_distances
+
+            layout, dropout = context.blocks, self.dropout if self.training else 0.0
+            out = attend_distances(q, content, all_values, layout, keys, queries, scale=self.scale, dropout=dropout)
+            return out, None
+        if context.backend == "eager":  # the reference is exact
+            exact = torch.promote_types(q.dtype, torch.float32)
+            with torch.autocast(q.device.type, enabled=False):
+                bias = self._compute_bias(q.to(exact), content.to(exact), keys, queries, context)
+            return super().attend_heads(q, k, v, replace(context, bias=bias))
+        bias = self._compute_bias(q, content, keys, queries, context).to(q.dtype)
+        if context.mask is not None:
+            bias = bias.masked_fill(~context.mask, float("-inf"))
+        return super().attend_heads(q, k, v, replace(context, mask=bias))
+
+    def _project_distances(self, distances: DistanceTable) -> tuple[Tensor | None, Tensor | None]:
+        """Return keys and queries of the distances R - 1 down to -R `[2R, H, D]`."""
+        vectors = apply_dropout(distances.vectors, distances.dropout if self.training else 0.0)
+
+        def project(layer: nn.Module, heads: int, norm: nn.Module | None) -> Tensor:
+            projections = self._split(layer(vectors), heads, norm).index_select(0, distances.index)
+            return projections.repeat_interleave(self.heads // heads, dim=1) if heads < self.heads else projections
+
+        keys = queries = None
+        if "c2p" in self.terms:
+            keys = project(self.position_k or self.k, self.kv_heads, self.k_norm)
+        if "p2c" in self.terms:
+            queries = project(self.position_q or self.q, self.heads, self.q_norm)
+        return keys, queries
+
+    def _compute_bias(
+        self, q: Tensor, k: Tensor, keys: Tensor | None, queries: Tensor | None, context: AttentionContext
+    ) -> Tensor:
+        """Return the scaled scores of distances `[rows, H, R, R]`, with learned keys `[…, P + R]`: 0 for these.
+
+        Scores of all 2R distances are one product per term; a view of it has those of each key (`shift_scores`).
+        """
+        bias: Tensor | None = None
+        for content, vectors, is_key in ((q, keys, False), (k, queries, True)):
+            if vectors is None:
+                continue
+            rows = content.view(context.rows, -1, self.heads, self.head).transpose(1, 2) * self.scale
+            if is_key:  # the view of a key's row runs over queries, so that distances must rise from 1 - R
+                vectors = vectors.flip(0).roll(-1, 0)
+            scores = shift_scores(rows @ vectors.to(rows.dtype).permute(1, 2, 0))
+            scores = scores.transpose(-1, -2) if is_key else scores
+            bias = scores if bias is None else bias + scores
+        assert bias is not None
+        return F.pad(bias, (context.prefix_length, 0)) if context.prefix_length else bias
 
 
 def _can_fuse(*layers: nn.Module) -> bool:

@@ -157,6 +157,7 @@ def find_unsupported(backend: Backend, **requirements: Unpack[BackendRequirement
         "attention dropout": requirements["dropout"] > 0 and backend in ("varlen", "flex"),
         "learned keys": requirements["prefix_length"] > 0 and backend in ("varlen", "tiles"),
         "scores of distances": requirements.get("distances", False) and backend not in ("rows", "tiles", "eager"),
+        "a window on scores of distances": requirements.get("distances", False) and has_window and backend == "tiles",
         "a position bias": requirements["bias"] and backend in ("sdpa", "varlen"),
         "a prefix": requirements["prefix"] and backend in ("sdpa", "varlen", "tiles"),
         "a mask per sequence": requirements["view"] and backend in ("sdpa", "varlen", "tiles"),

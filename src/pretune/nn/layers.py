@@ -209,6 +209,19 @@ class RMSNorm:
 Norm = LayerNorm | RMSNorm
 
 
+@spec
+class PerHead:
+    """A norm within each head of queries or keys, with the same weights for all heads (Henry et al., 2020)."""
+
+    norm: Norm
+
+    def build(self, *, width: int) -> nn.Module:
+        return self.norm.build(width=width)
+
+    def params(self, *, width: int) -> int:
+        return self.norm.params(width=width)
+
+
 ActivationName = Literal["gelu", "gelu_tanh", "quick_gelu", "relu", "silu", "tanh", "identity"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": gelu,

@@ -333,8 +333,10 @@ class DistanceTerms:
         if len({*self.terms}) < len(self.terms):
             raise UsageError(f"terms must differ, got {', '.join(self.terms)}")
 
-    def params(self, *, width: int) -> int:
-        return 0 if self.shared else len(self.terms) * (width * width + width)
+    @property
+    def projections(self) -> tuple[Literal["k", "q"], ...]:
+        """The projections that distances do not share with the content."""
+        return () if self.shared else tuple("k" if term == "c2p" else "q" for term in self.terms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
