@@ -16,7 +16,7 @@ from pretune.inference.generation_config import BeamSearch, GenerationConfig, Gr
 from tests.parity import cases
 from tests.selection import keep_quick
 
-NAMES = ("gpt2", "llama-gqa-bias", "mistral-window", "mpt", "t5", "bart", "mbart")
+NAMES = ("gpt2", "llama-gqa-bias", "mistral-window", "qwen3-windows", "mpt", "t5", "bart", "mbart")
 MAIN = ("gpt2", "llama-gqa-bias", "t5", "bart")
 ENDS, PAD, NEW = [11, 40], 96, 10
 PROMPTS = ((5, 9, 31, 12, 7), (60, 3), (8, 15, 77, 44, 21, 90, 13, 6))

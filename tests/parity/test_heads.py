@@ -87,6 +87,9 @@ CASES = [
            pad_token_id=0)
       for form in FORMS[:3]),
     *(case(f"opt-{form}", getattr(tf, f"OPTFor{form}"), tf.OPTConfig, OPT) for form in (FORMS[0], FORMS[2])),
+    *(case(f"qwen3-{form}", getattr(tf, f"Qwen3For{form}"), tf.Qwen3Config, LLAMA, num_key_value_heads=2, head_dim=12)
+      for form in FORMS[:3]),
+    case("qwen2", tf.Qwen2ForQuestionAnswering, tf.Qwen2Config, LLAMA, num_key_value_heads=2),
     case("gpt", tf.OpenAIGPTForSequenceClassification, tf.OpenAIGPTConfig, GPT_),
     case("olmo", tf.OlmoForSequenceClassification, tf.OlmoConfig, LLAMA),
     case("olmo2", tf.Olmo2ForSequenceClassification, tf.Olmo2Config, LLAMA),

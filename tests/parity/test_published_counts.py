@@ -18,6 +18,7 @@ ALBERT: dict[str, dict[str, Any]] = {
     "xlarge": {"hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 8192, "num_hidden_layers": 24},
     "xxlarge": {},
 }
+QWEN = ("qwen2", "qwen3")
 PUBLISHED: dict[str, tuple[Any, Any, dict[str, Any]]] = {
     **{
         f"albert-{size}{version}": (tf.AlbertForPreTraining, tf.AlbertConfig, options)
@@ -57,6 +58,17 @@ def test_published_counts(name: str) -> None:
     params = resolve(name, {"span": None}).params()
     assert params.body_with_pooler == reference.base_model.num_parameters()
     assert params.total == reference.num_parameters()
+
+
+@pytest.mark.parametrize("name", [f"{family}-{size}" for family in QWEN for size in FAMILIES.get(family).sizes])
+def test_published_counts_of_written_configs(name: str) -> None:
+    """The class that our config names has as many parameters as the released weights."""
+    family, _, size = name.partition("-")
+    layout = FAMILIES.get(family).layout
+    assert layout is not None
+    with torch.device("meta"):
+        reference = tf.AutoModelForCausalLM.from_config(tf.AutoConfig.for_model(**layout.write(resolve(name))))
+    assert reference.num_parameters() == FAMILIES.get(family).sizes[size].params
 
 
 def test_every_size_of_these_families_is_checked() -> None:

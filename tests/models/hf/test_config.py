@@ -122,6 +122,20 @@ OLMO2 = {
     "pad_token_id": 100277, "rms_norm_eps": 1e-06, "rope_theta": 500000, "tie_word_embeddings": False,
     "use_cache": False, "vocab_size": 100352,
 }  # fmt: skip
+QWEN2 = {
+    **{key: value for key, value in LLAMA2.items() if key not in ("_name_or_path", "pretraining_tp", "rope_scaling")},
+    "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151643,
+    "hidden_size": 3584, "intermediate_size": 18944, "max_position_embeddings": 131072, "max_window_layers": 28,
+    "model_type": "qwen2", "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 131072, "use_sliding_window": False,
+    "vocab_size": 152064,
+}  # fmt: skip
+QWEN3 = {
+    **QWEN2, "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_size": 4096,
+    "intermediate_size": 12288, "max_position_embeddings": 32768, "max_window_layers": 36, "model_type": "qwen3",
+    "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_scaling": None,
+    "rope_theta": 1000000, "sliding_window": None, "vocab_size": 151936,
+}  # fmt: skip
 OPT = {
     "_name_or_path": "facebook/opt-125m", "_remove_final_layer_norm": False, "activation_dropout": 0.0,
     "activation_function": "relu", "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
@@ -317,6 +331,8 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     "Mistral-7B-v0.1": (MISTRAL, resolve("mistral-7b")),
     "OLMo-1B-hf": (OLMO, resolve("olmo-1b")),
     "OLMo-2-1124-7B": (OLMO2, resolve("olmo2-7b")),
+    "Qwen2-7B": (QWEN2, resolve("qwen2-7b", {"context": 131072})),
+    "Qwen3-8B-Base": (QWEN3, resolve("qwen3-8b")),
     "opt-125m": (OPT, resolve("opt-125m")),
     "opt-350m": (
         {
@@ -470,7 +486,9 @@ def test_wrong_values_are_refused_by_their_key(model_type: str) -> None:
         for bad in BAD[type(value)]:
             if bad is None and key in (*ROLES, *NULLS):
                 continue
-            if type(bad) is int and bad == 0 and (key in ROLES or value == 0):  # 0: a token, or none
+            if (
+                type(bad) is int and bad == 0 and (key in (*ROLES, "max_window_layers") or value == 0)
+            ):  # 0: a token, or none
                 continue
             if bad == [7] and key == "eos_token_id":
                 continue

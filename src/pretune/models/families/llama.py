@@ -3,6 +3,7 @@
 from functools import partial
 
 from pretune.models.families.shared import (
+    BIAS_KEY,
     HEAD_WIDTH_KEY,
     LLAMA_NAMES,
     PRE_NORM_NAMES,
@@ -13,9 +14,9 @@ from pretune.models.families.shared import (
     build_llama_keys,
     build_llama_layout,
     build_rope_key,
+    define_llama_heads,
 )
 from pretune.models.hf.config import Key
-from pretune.models.hf.weights import define_head, define_score_head, define_token_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -77,15 +78,11 @@ LAYOUT = build_llama_layout(
         build_rope_key(),
         HEAD_WIDTH_KEY,
         RMS_NORM_KEY,
-        Key("attention_bias", ("decoder.blocks.*.attention.bias",), False),
+        BIAS_KEY,
         Key("mlp_bias", ("decoder.blocks.*.feedforward.bias",), False),
     ),
     names={**LLAMA_NAMES, **PRE_NORM_NAMES},
-    task_heads={
-        **define_score_head("Llama"),
-        **define_token_heads("Llama", tags="score", spans=None),
-        "LlamaForQuestionAnswering": define_head("span", {"out": "qa_outputs"}, prefix="transformer."),
-    },
+    task_heads=define_llama_heads("Llama"),
 )
 
 _13B = {"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}

@@ -1,7 +1,6 @@
 """Mistral (Jiang et al., 2023): Llama with grouped-query attention and a sliding window."""
 
-from dataclasses import replace
-
+from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     HEAD_WIDTH_KEY,
@@ -14,12 +13,11 @@ from pretune.models.families.shared import (
     build_llama_keys,
     build_llama_layout,
     build_rope_key,
+    define_llama_heads,
 )
 from pretune.models.hf.config import Key, allow_null, check_size
-from pretune.models.hf.weights import define_score_head, define_token_heads
 from pretune.models.spec import Model
 from pretune.nn.layers import RMSNorm
-from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -44,10 +42,7 @@ def build_spec(
         norm=RMSNorm(eps=1e-5),
         context=32768,
     )
-    assert isinstance(base.decoder, Stack)
-    block = base.decoder.blocks[0]
-    block = replace(block, attention=replace(block.attention, window=window))
-    return replace(base, decoder=replace(base.decoder, blocks=(block,)))
+    return config.replace(base, {"decoder.blocks.0.attention.window": window})
 
 
 mistral = Family(
@@ -71,7 +66,7 @@ mistral = Family(
             Key("sliding_window", ("decoder.blocks.*.attention.window",), 4096, check=allow_null(check_size)),
         ),
         names={**LLAMA_NAMES, **PRE_NORM_NAMES},
-        task_heads={**define_score_head("Mistral"), **define_token_heads("Mistral", tags="score")},
+        task_heads=define_llama_heads("Mistral", spans=None),
     ),
 )
 """Mistral: Llama with a sliding window and grouped-query attention (Jiang et al., 2023)."""

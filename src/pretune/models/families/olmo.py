@@ -2,10 +2,13 @@
 
 from dataclasses import replace
 
+from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     ADAM_LARGE,
+    BIAS_KEY,
     LLAMA_NAMES,
+    QK_NORM_NAMES,
     Family,
     Size,
     build_decoder_training,
@@ -19,7 +22,6 @@ from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm, RMSNorm
 from pretune.nn.positions import Rotary
-from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -74,14 +76,10 @@ def build_olmo2_spec(
         position=Rotary(theta=500000.0),
         context=4096,
     )
-    assert isinstance(base.decoder, Stack)
-    block = base.decoder.blocks[0]
-    block = replace(block, norms=Norms(out=norm), attention=replace(block.attention, norm=norm))
-    decoder = replace(base.decoder, blocks=(block,))
-    return replace(base, decoder=decoder, special=Special(pad=100277, eos=(100257,)))
+    block = {"norms": Norms(out=norm), "attention.norm": norm}
+    changes = {f"decoder.blocks.0.{path}": value for path, value in block.items()}
+    return config.replace(base, {**changes, "special": Special(pad=100277, eos=(100257,))})
 
-
-BIAS_KEY = Key("attention_bias", ("decoder.blocks.*.attention.bias",), False)
 
 olmo = Family(
     build_spec=build_spec,
@@ -142,8 +140,7 @@ olmo2 = Family(
         ),
         names={
             **LLAMA_NAMES,
-            "decoder.{i}.attention.q_norm.{p}": "model.layers.{i}.self_attn.q_norm.{p}",
-            "decoder.{i}.attention.k_norm.{p}": "model.layers.{i}.self_attn.k_norm.{p}",
+            **QK_NORM_NAMES,
             "decoder.{i}.attention_norm.out.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
             "decoder.{i}.feedforward_norm.out.{p}": "model.layers.{i}.post_feedforward_layernorm.{p}",
         },

@@ -25,7 +25,16 @@ from pretune.models.hf.config import (
     read_key,
     read_object,
 )
-from pretune.models.hf.weights import FusedPacking, HeadLayout, Rule, TransposedPacking, make_rules
+from pretune.models.hf.weights import (
+    FusedPacking,
+    HeadLayout,
+    Rule,
+    TransposedPacking,
+    define_head,
+    define_score_head,
+    define_token_heads,
+    make_rules,
+)
 from pretune.models.spec import Model
 from pretune.nn.heads import PoolingConfig
 from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
@@ -359,22 +368,24 @@ def _write_kv_heads(spec: Model) -> dict[str, Any]:
     return {"num_key_value_heads": attention.kv_heads or attention.heads}
 
 
-def _read_head_width(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    width = read_key(hf_config, "hidden_size", check=check_size, default=4096)
-    heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
-    head_width = read_key(hf_config, "head_dim", check=allow_null(check_size), default=None)
-    return {
-        "decoder.blocks.*.attention.head_width": None
-        if head_width is None or heads * head_width == width
-        else head_width
-    }
+def build_head_width_key(default: int | None = None) -> CustomKey:
+    """Return the key of the head width, which is None in a spec if it follows from width and heads."""
+
+    def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        width = read_key(hf_config, "hidden_size", check=check_size, default=4096)
+        heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
+        head_width = read_key(hf_config, "head_dim", check=allow_null(check_size), default=default)
+        is_derived = head_width is None or heads * head_width == width
+        return {"decoder.blocks.*.attention.head_width": None if is_derived else head_width}
+
+    def write(spec: Model) -> dict[str, Any]:
+        return {"head_dim": spec.first_block.attention.resolve_shape(width=spec.width)[2]}
+
+    return CustomKey(("head_dim",), read, write)
 
 
-def _write_head_width(spec: Model) -> dict[str, Any]:
-    return {"head_dim": spec.first_block.attention.resolve_shape(width=spec.width)[2]}
-
-
-HEAD_WIDTH_KEY = CustomKey(("head_dim",), _read_head_width, _write_head_width)
+HEAD_WIDTH_KEY = build_head_width_key()
+BIAS_KEY = Key("attention_bias", ("decoder.blocks.*.attention.bias",), False)
 RMS_NORM_KEY = Key("rms_norm_eps", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-6)
 LLAMA_NAMES = {
     **{f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}" for part in "qkv"},
@@ -390,6 +401,18 @@ PRE_NORM_NAMES = {
     "decoder.{i}.attention_norm.pre.{p}": "model.layers.{i}.input_layernorm.{p}",
     "decoder.{i}.feedforward_norm.pre.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
 }
+QK_NORM_NAMES = {
+    f"decoder.{{i}}.attention.{part}_norm.{{p}}": f"model.layers.{{i}}.self_attn.{part}_norm.{{p}}" for part in "qk"
+}
+
+
+def define_llama_heads(name: str, *, spans: str | None = "transformer.") -> dict[str, HeadLayout]:
+    """Return the task heads of a Llama-like family; `spans` is another prefix of the body in question answering."""
+    return {
+        **define_score_head(name),
+        **define_token_heads(name, tags="score", spans=None),
+        f"{name}ForQuestionAnswering": define_head("span", {"out": "qa_outputs"}, prefix=spans),
+    }
 
 
 def build_llama_layout(

@@ -23,10 +23,10 @@ Check = Callable[[str, Any], Any]
 """Takes a key and its value; returns the checked value or raises `CheckpointError`."""
 
 
-def check_size(key: str, value: Any) -> int:
-    """Return a size: an integer of at least 1."""
-    if type(value) is not int or not 1 <= value <= MAX_SIZE:
-        raise _make_invalid_error(key, value, f"an integer from 1 to {MAX_SIZE}")
+def check_size(key: str, value: Any, least: int = 1) -> int:
+    """Return a size: an integer of at least 1, or another minimum."""
+    if type(value) is not int or not least <= value <= MAX_SIZE:
+        raise _make_invalid_error(key, value, f"an integer from {least} to {MAX_SIZE}")
     return value
 
 

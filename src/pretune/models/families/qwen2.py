@@ -1,0 +1,141 @@
+"""Qwen2 (Yang et al., 2024): Llama with grouped-query attention and biases on queries, keys and values."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from pretune.core import config
+from pretune.models.families.llama import build_spec as build_llama_spec
+from pretune.models.families.shared import (
+    HEAD_WIDTH_KEY,
+    LLAMA_NAMES,
+    PRE_NORM_NAMES,
+    RMS_NORM_KEY,
+    Family,
+    Size,
+    build_decoder_training,
+    build_llama_keys,
+    build_llama_layout,
+    build_rope_key,
+    define_llama_heads,
+)
+from pretune.models.hf.config import (
+    CustomKey,
+    allow_null,
+    check_flag,
+    check_size,
+    make_unsupported_error,
+    read_key,
+)
+from pretune.models.spec import Model, Special
+from pretune.nn.positions import Rotary
+from pretune.nn.stack import MAX_LAYERS, Stack
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+_SMALL = {"vocab": 151936, "tied": True}
+_LARGE = {"width": 5120, "heads": 40, "kv_heads": 8}
+
+
+def build_spec(
+    *,
+    width: int = 3584,
+    depth: int = 28,
+    heads: int = 28,
+    kv_heads: int | None = 4,
+    vocab: int = 152064,
+    hidden: int = 18944,
+    tied: bool = False,
+) -> Model:
+    """Build a spec: Llama with a bias on queries, keys and values, and rotary positions for long contexts."""
+    base = build_llama_spec(
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=vocab,
+        hidden=hidden,
+        tied=tied,
+        family="qwen2",
+        position=Rotary(theta=1_000_000.0),
+        context=32768,
+    )
+    special = Special(bos=151643, eos=(151643,))
+    return config.replace(base, {"decoder.blocks.0.attention.bias": ("q", "k", "v"), "special": special})
+
+
+def build_template() -> Model:
+    """Build a spec with the special tokens of the reference: none."""
+    return config.replace(build_spec(), {"special": Special()})
+
+
+def build_window_key(template: Callable[[], Model]) -> CustomKey:
+    """Return the keys of sliding windows, which the last layers have from `max_window_layers` on, or named ones."""
+
+    def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+        depth = read_key(hf_config, "num_hidden_layers", check=check_size, default=32)
+        if depth > MAX_LAYERS:
+            return {}  # the stack refuses it
+        window = read_key(hf_config, "sliding_window", check=allow_null(check_size), default=4096)
+        if not read_key(hf_config, "use_sliding_window", check=check_flag, default=False):
+            window = None
+        first = read_key(hf_config, "max_window_layers", check=partial(check_size, least=0), default=28)
+        kinds = hf_config.get("layer_types")
+        if kinds is None:
+            kinds = [FULL if window is None or i < first else SLIDING for i in range(depth)]
+        allowed = (FULL,) if window is None else (FULL, SLIDING)
+        if not isinstance(kinds, list) or len(kinds) != depth or any(kind not in allowed for kind in kinds):
+            raise make_unsupported_error("layer_types", kinds, [f"{depth} times {' or '.join(allowed)}"])
+        if SLIDING not in kinds:
+            return {}
+        [block] = config.to_dict(template())["decoder"]["blocks"]
+        windows = {f"decoder.blocks.{i}.attention.window": window for i in range(depth) if kinds[i] == SLIDING}
+        return {"decoder.blocks": [block] * depth, **windows}
+
+    def write(spec: Model) -> dict[str, Any]:
+        assert isinstance(spec.decoder, Stack)
+        windows = [block.attention.window for block in spec.decoder.layers]
+        kinds = [FULL if window is None else SLIDING for window in windows]
+        return {
+            "use_sliding_window": SLIDING in kinds,
+            "sliding_window": next((window for window in windows if window is not None), None),
+            "max_window_layers": [*kinds, SLIDING].index(SLIDING),
+            "layer_types": kinds,
+        }
+
+    return CustomKey(("use_sliding_window", "sliding_window", "max_window_layers", "layer_types"), read, write)
+
+
+qwen2 = Family(
+    build_spec=build_spec,
+    shape="decoder",
+    default="7b",
+    # The report states lengths only; the rest is that of the first Qwen (Bai et al., 2023).
+    training=build_decoder_training(
+        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 151_646)
+    ),
+    sizes={
+        # 3b, 14b and 32b are of Qwen2.5 (Qwen Team, 2024), whose other sizes are the same.
+        "0.5b": Size({**_SMALL, "width": 896, "depth": 24, "heads": 14, "kv_heads": 2, "hidden": 4864}, 494_032_768),
+        "1.5b": Size({**_SMALL, "width": 1536, "heads": 12, "kv_heads": 2, "hidden": 8960}, 1_543_714_304),
+        "3b": Size({**_SMALL, "width": 2048, "depth": 36, "heads": 16, "kv_heads": 2, "hidden": 11008}, 3_085_938_688),
+        "7b": Size({}, 7_615_616_512),
+        "14b": Size({**_LARGE, "depth": 48, "hidden": 13824}, 14_770_033_664),
+        "32b": Size({**_LARGE, "depth": 64, "hidden": 27648}, 32_763_876_352),
+        "72b": Size({"width": 8192, "depth": 80, "heads": 64, "kv_heads": 8, "hidden": 29568}, 72_706_203_648),
+    },
+    layout=build_llama_layout(
+        "qwen2",
+        "Qwen2",
+        template=build_template,
+        entries=(
+            build_window_key(build_template),
+            *build_llama_keys(vocab=151936, hidden=22016, kv_heads=32, context=32768),
+            build_rope_key(),
+            HEAD_WIDTH_KEY,
+            RMS_NORM_KEY,
+        ),
+        names={**LLAMA_NAMES, **PRE_NORM_NAMES},
+        task_heads=define_llama_heads("Qwen2"),
+    ),
+)
+"""Qwen2 and Qwen2.5: biases on queries, keys and values, grouped-query attention (Yang et al., 2024)."""
