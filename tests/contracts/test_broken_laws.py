@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pretune.nn import attention_mask, decoding_step, stack
+from pretune.nn import attention_mask, stack
+from pretune.nn import cache as decoding_step
 from tests.contracts import laws
 from tests.contracts.tiny import model_of
 

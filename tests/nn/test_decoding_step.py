@@ -7,8 +7,8 @@ import torch
 
 from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.models.model import build
-from pretune.nn import decoding_step
-from pretune.nn.decoding_step import prepare_steps
+from pretune.nn import cache as decoding_step
+from pretune.nn.cache import prepare_steps
 from pretune.nn.stack import TransformerStack
 from tests.contracts import laws
 from tests.contracts.tiny import DECODERS, PAIRS, model_of

@@ -4,7 +4,7 @@ import struct
 
 import torch
 
-from pretune.nn.quantized_products import NF4_VALUES, write_lookup
+from pretune.nn.nf4 import NF4_VALUES, write_lookup
 
 
 def run_ptx(code: str, source: int) -> list[int]:

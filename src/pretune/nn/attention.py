@@ -22,8 +22,7 @@ from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention_backends import attend, repeat_kv
 from pretune.nn.attention_mask import AttentionContext
-from pretune.nn.cache import KVPrefix, LayerCache, prepend_prefix
-from pretune.nn.decoding_step import DecodingStep
+from pretune.nn.cache import DecodingStep, KVPrefix, LayerCache, prepend_prefix
 from pretune.nn.layers import Dropout, Norm, PerHead
 from pretune.nn.layers import dropout as apply_dropout
 from pretune.nn.positions import DistanceTable, DistanceTerms, Rotary, rotate

@@ -9,8 +9,7 @@ from pretune.core.config import Fraction, spec
 from pretune.core.errors import UsageError
 from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.attention_mask import AttentionContext
-from pretune.nn.cache import LayerCache
-from pretune.nn.decoding_step import DecodingStep
+from pretune.nn.cache import DecodingStep, LayerCache
 from pretune.nn.layers import Dropout, FeedForward, FeedForwardLayer, Norm
 
 

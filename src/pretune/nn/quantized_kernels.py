@@ -8,7 +8,7 @@ the inputs, and `add_kernel` adds these.
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-from pretune.nn.quantized_products import NF4_VALUES, write_lookup
+from pretune.nn.nf4 import NF4_VALUES, write_lookup
 
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore, misc"

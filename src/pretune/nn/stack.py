@@ -21,9 +21,8 @@ from pretune.nn.attention_mask import (
     find_unsupported,
 )
 from pretune.nn.block import Block, TransformerBlock
-from pretune.nn.cache import KVCache, LayerCache, fill_prefix_cache
+from pretune.nn.cache import DecodingStep, KVCache, LayerCache, Rotations, fill_prefix_cache, prepare_steps
 from pretune.nn.convolution import Convolution
-from pretune.nn.decoding_step import DecodingStep, Rotations, prepare_steps
 from pretune.nn.layers import Dropout, Embed, Norm, get_compute_dtype
 from pretune.nn.positions import DistanceEmbedding, DistanceVectors, Position, Rotary
 

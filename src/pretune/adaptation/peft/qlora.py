@@ -38,9 +38,9 @@ from pretune.core.config import Ge, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
+from pretune.nn.nf4 import NF4_VALUES
 from pretune.nn.quantized_products import (
     HAS_TRITON,
-    NF4_VALUES,
     dequantize_nf4,
     is_supported,
     is_supported_block,

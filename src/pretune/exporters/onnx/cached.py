@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from pretune.models.model import LanguageModel
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.block import TransformerBlock
-from pretune.nn.decoding_step import Rotations
+from pretune.nn.cache import Rotations
 from pretune.nn.positions import rotate
 from pretune.nn.stack import TransformerStack
 

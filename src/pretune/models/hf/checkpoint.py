@@ -26,13 +26,12 @@ from pretune.models.catalog import AnyModel
 from pretune.models.families import FAMILIES, find_by_model_type, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
 from pretune.models.hf.config import Layout, is_equivalent, refuse_code
+from pretune.models.hf.detection import add_tied_head, detect_contents
 from pretune.models.hf.weights import (
     HEAD_KEY,
     HeadLayout,
     Move,
     Rule,
-    add_tied_head,
-    detect_contents,
     plan_moves,
     split_head,
 )

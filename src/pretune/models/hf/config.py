@@ -185,8 +185,8 @@ class Key:
             return check_choice(key, value, self.values)
         if self.paths[0].endswith("dropout"):
             return check_rate(key, value)
-        check: Check = {bool: check_flag, int: check_size, float: check_number}[type(self.default)]
-        return check(key, value)
+        checks: dict[type, Check] = {bool: check_flag, int: check_size, float: check_number}
+        return checks[type(self.default)](key, value)
 
 
 @dataclass(frozen=True)

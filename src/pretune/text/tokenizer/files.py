@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import AddedToken, PreTokenizedString, Token
 from tokenizers import Tokenizer as Raw
@@ -22,9 +22,6 @@ from pretune.core.errors import CheckpointError, PretuneError, suggest_file
 from pretune.core.hub import resolve_path
 from pretune.core.log import join_names
 from pretune.text.template import TEXT_A, TEXT_B, Layout, TokenTemplate
-
-if TYPE_CHECKING:
-    from pretune.text.tokenizer.tokenizer import Tokenizer
 
 
 @contextlib.contextmanager
@@ -103,35 +100,8 @@ TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_
 MAX_BYTES = 256 * 2**20
 
 
-def build_files(tokenizer: "Tokenizer") -> dict[str, bytes]:
-    """Return the content of the files by name."""
-    tokens: dict[str, Any] = {f"{role}_token": tokenizer.get_token(i) for role, i in tokenizer.special.items()}
-    mask = tokenizer.special.get("mask")
-    mask_token = tokenizer.raw.get_added_tokens_decoder().get(mask) if mask is not None else None
-    if mask_token is not None and mask_token.lstrip:  # a plain string would lose `lstrip`
-        names = ("content", "lstrip", "normalized", "rstrip", "single_word")
-        tokens["mask_token"] = {name: getattr(mask_token, name) for name in names}
-    extra = [tokenizer.get_token(i) for i in tokenizer.sentinels]
-    segments = any(segment for _, segment in (*tokenizer.template.single, *tokenizer.template.pair))
-    config: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"],
-        "padding_side": tokenizer.padding,
-        **({"pad_token_type_id": tokenizer.pad_segment} if tokenizer.pad_segment else {}),
-        **({"model_max_length": tokenizer.length} if tokenizer.length else {}),
-        **{
-            name: {"__type": "AddedToken", **value, "special": True} if isinstance(value, dict) else value
-            for name, value in tokens.items()
-        },
-        **({"additional_special_tokens": extra} if extra else {}),
-    }
-    special = {**tokens, **({"additional_special_tokens": extra} if extra else {})}
-    raw = tokenizer.raw.to_str(pretty=True)
-    return {TOKENIZER_FILE: raw.encode(), CONFIG_FILE: _to_json(config), SPECIAL_TOKENS_FILE: _to_json(special)}
-
-
-def _to_json(data: object) -> bytes:
+def encode_json(data: object) -> bytes:
+    """Return the content of a config file."""
     return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 

@@ -208,7 +208,34 @@ class Tokenizer:
 
     def build_files(self) -> dict[str, bytes]:
         """Return the files that `save` writes, by name."""
-        return files.build_files(self)
+        tokens: dict[str, Any] = {f"{role}_token": self.get_token(i) for role, i in self.special.items()}
+        mask = self.special.get("mask")
+        mask_token = self.raw.get_added_tokens_decoder().get(mask) if mask is not None else None
+        if mask_token is not None and mask_token.lstrip:  # a plain string would lose `lstrip`
+            names = ("content", "lstrip", "normalized", "rstrip", "single_word")
+            tokens["mask_token"] = {name: getattr(mask_token, name) for name in names}
+        extra = [self.get_token(i) for i in self.sentinels]
+        segments = any(segment for _, segment in (*self.template.single, *self.template.pair))
+        config: dict[str, Any] = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            "model_input_names": ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"],
+            "padding_side": self.padding,
+            **({"pad_token_type_id": self.pad_segment} if self.pad_segment else {}),
+            **({"model_max_length": self.length} if self.length else {}),
+            **{
+                name: {"__type": "AddedToken", **value, "special": True} if isinstance(value, dict) else value
+                for name, value in tokens.items()
+            },
+            **({"additional_special_tokens": extra} if extra else {}),
+        }
+        special = {**tokens, **({"additional_special_tokens": extra} if extra else {})}
+        raw = self.raw.to_str(pretty=True)
+        return {
+            files.TOKENIZER_FILE: raw.encode(),
+            files.CONFIG_FILE: files.encode_json(config),
+            files.SPECIAL_TOKENS_FILE: files.encode_json(special),
+        }
 
     def with_tokens(self, tokens: Mapping[str, str]) -> "Tokenizer":
         """Return a copy with new special tokens, role -> spelling; their ids come after all others."""
