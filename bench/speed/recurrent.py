@@ -30,10 +30,10 @@ from bench.speed.plain_torch import PENALTIES, PlainAwdLstm, PlainElmo
 from pretune.core.types import Batch, Targets
 from pretune.models.catalog import resolve
 from pretune.models.model import build
-from pretune.nn.lstm import take_clip_counts
 from pretune.objectives.causal import CausalLM
 from pretune.text.tokenizer.training import train
 from pretune.training.optim import AdamW, build_parameter_groups
+from pretune.training.validation import take_clip_counts
 
 AWD_SHAPES = {"cuda": ((64, 512), (128, 512), (64, 70)), "cpu": ((4, 16), (2, 8))}  # rows and words
 AWD_SIZE: dict[str, dict[str, int]] = {"cuda": {}, "cpu": {"width": 32, "hidden": 48, "vocab": 200}}

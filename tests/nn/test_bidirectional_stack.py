@@ -9,7 +9,8 @@ from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
 from pretune.models.cost import count_params_by_part, estimate_memory, flops_per_token
 from pretune.models.model import LanguageModel, build
-from pretune.nn.lstm import LSTMLayer, take_clip_counts
+from pretune.nn.lstm import LSTMLayer
+from pretune.training.validation import take_clip_counts
 from tests.contracts import laws
 from tests.contracts.tiny import model_of, rough
 

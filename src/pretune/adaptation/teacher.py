@@ -23,9 +23,9 @@ from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.log import format_number
 from pretune.models.hf import checkpoint
+from pretune.models.hf.checkpoint import check_weights
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
-from pretune.models.verify import check_weights
 from pretune.nn.attention import Attention
 from pretune.objectives.distill import Distill, Distillation, DistillationWeights
 from pretune.text.tokenizer import Tokenizer

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -37,6 +38,9 @@ BODY_VARIANT = "body"
 BODY_FILE = f"model.{BODY_VARIANT}.safetensors"
 """File of a body whose head is stored in modules of sentence-transformers: the name that transformers gives a variant,
 so that no class of transformers loads it without the head."""
+
+CHUNK_VALUES = 1 << 22
+"""Values checked at a time, to bound memory."""
 
 WEIGHT_FILES = (SINGLE_FILE, INDEX_FILE, BODY_FILE, "model-?????-of-?????.safetensors")
 """Patterns of the files that `write_shards` writes."""
@@ -130,6 +134,16 @@ def read_tensors(infos: Iterable[TensorInfo]) -> Iterator[Tensor]:
         with open_tensors(file) as tensors:
             for entry in entries:
                 yield tensors.get_tensor(entry.key)
+
+
+def find_nonfinite(tensor: Tensor) -> int | None:
+    """Return the index of the first value that is not finite, or None."""
+    flat = tensor.reshape(-1)
+    for start in range(0, flat.numel(), CHUNK_VALUES):
+        good = torch.isfinite(flat[start : start + CHUNK_VALUES])
+        if not good.all():
+            return start + int(good.logical_not().nonzero()[0])
+    return None
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], limit: int) -> list[str]:

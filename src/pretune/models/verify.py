@@ -4,19 +4,15 @@ from collections.abc import Collection
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
 
 from pretune.core import io
 from pretune.core.config.read import format_value
-from pretune.core.errors import CheckpointError, NonFiniteError
+from pretune.core.errors import CheckpointError
 from pretune.core.log import format_count
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
 from pretune.models.tensor_files import TensorInfo
-
-CHUNK_VALUES = 1 << 22
-"""Values checked at a time, to bound memory."""
 
 
 def verify(directory: str | Path) -> list[str]:
@@ -50,7 +46,7 @@ def _check_finite(tensors: Collection[TensorInfo]) -> int:
     """Check every value, file by file; return their number."""
     count = 0
     for entry, tensor in zip(tensors, tensor_files.read_tensors(tensors), strict=True):
-        bad = _find_nonfinite(tensor)
+        bad = tensor_files.find_nonfinite(tensor)
         if bad is not None:
             index = [int(part) for part in torch.unravel_index(torch.tensor(bad), tensor.shape)]
             value = tensor.reshape(-1)[bad].item()
@@ -59,22 +55,6 @@ def _check_finite(tensors: Collection[TensorInfo]) -> int:
             )
         count += tensor.numel()
     return count
-
-
-def check_weights(model: nn.Module, source: str | Path) -> None:
-    """Raise `NonFiniteError` if a loaded model has non-finite weights."""
-    for name, tensor in checkpoint.iterate_weights(model):
-        if tensor.is_floating_point() and _find_nonfinite(tensor.detach()) is not None:
-            raise NonFiniteError(f"{source}: '{name}' has non-finite values; use an undamaged model")
-
-
-def _find_nonfinite(tensor: Tensor) -> int | None:
-    flat = tensor.reshape(-1)
-    for start in range(0, flat.numel(), CHUNK_VALUES):
-        good = torch.isfinite(flat[start : start + CHUNK_VALUES])
-        if not good.all():
-            return start + int(good.logical_not().nonzero()[0])
-    return None
 
 
 def _check_tokenizer(folder: Path, spec: Model) -> str:

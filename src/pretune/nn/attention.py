@@ -59,7 +59,7 @@ class Attention:
             raise UsageError(f"kv_heads {self.kv_heads} must divide heads {self.heads}")
 
     @property
-    def biased(self) -> tuple[Projection, ...]:
+    def bias_names(self) -> tuple[Projection, ...]:
         """The projections that have a bias."""
         if isinstance(self.bias, tuple):
             return self.bias
@@ -91,7 +91,7 @@ class Attention:
     def params(self, *, width: int) -> int:
         heads, kv_heads, head = self.resolve_shape(width=width)
         outputs = {"q": heads * head, "k": kv_heads * head, "v": kv_heads * head, "out": width}
-        count = self.count_weights(width=width) + sum(outputs[name] for name in self.biased)
+        count = self.count_weights(width=width) + sum(outputs[name] for name in self.bias_names)
         if self.distances is not None:
             count += sum(outputs[name] * (width + 1) for name in self.distances.projections)
         if self.norm is not None:
@@ -108,10 +108,10 @@ class MultiHeadAttention(nn.Module):
         self.scale = self.head**-0.5 if spec.scale is None else spec.scale
         self.clip, self.dropout, self.window, self.rotary = spec.clip, spec.dropout, spec.window, spec.rotary
         self.out_dropout = Dropout(spec.out_dropout)
-        self.q = nn.Linear(width, self.heads * self.head, bias="q" in spec.biased)
-        self.k = nn.Linear(width, self.kv_heads * self.head, bias="k" in spec.biased)
-        self.v = nn.Linear(width, self.kv_heads * self.head, bias="v" in spec.biased)
-        self.out = nn.Linear(self.heads * self.head, width, bias="out" in spec.biased)
+        self.q = nn.Linear(width, self.heads * self.head, bias="q" in spec.bias_names)
+        self.k = nn.Linear(width, self.kv_heads * self.head, bias="k" in spec.bias_names)
+        self.v = nn.Linear(width, self.kv_heads * self.head, bias="v" in spec.bias_names)
+        self.out = nn.Linear(self.heads * self.head, width, bias="out" in spec.bias_names)
         self.q_norm, self.k_norm = (
             None if spec.norm is None else spec.norm.build(width=spec.get_norm_width(heads, self.head))
             for heads in (self.heads, self.kv_heads)
@@ -188,9 +188,9 @@ class MultiHeadAttention(nn.Module):
         split = x.reshape(x.shape[0], heads, self.head)
         if norm is None:
             return split
-        normed: Tensor = norm(split) if self.norms_heads else norm(x)
+        x_normed: Tensor = norm(split) if self.norms_heads else norm(x)
         # NOTE: CUDA autocast runs norms in fp32, but the kernels need q, k and v of the same dtype.
-        return normed.to(x.dtype).view_as(split)
+        return x_normed.to(x.dtype).view_as(split)
 
 
 class DisentangledAttention(MultiHeadAttention):
@@ -202,12 +202,12 @@ class DisentangledAttention(MultiHeadAttention):
         self.terms = spec.distances.terms
         if spec.scale is None:
             self.scale = (self.head * (1 + len(self.terms))) ** -0.5
-        own = {
+        layers = {
             name: nn.Linear(width, heads * self.head)
             for name, heads in (("k", self.kv_heads), ("q", self.heads))
             if name in spec.distances.projections
         }
-        self.position_k, self.position_q = own.get("k"), own.get("q")
+        self.position_k, self.position_q = layers.get("k"), layers.get("q")
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         """Attend with the scores of distances as a bias of each row."""

@@ -365,18 +365,6 @@ def compute_weight(linear: nn.Module) -> Tensor:
     return linear.get_parameter("weight") if compute is None else compute()
 
 
-def take_clip_counts(model: nn.Module) -> Tensor | None:
-    """Return the `clip_counts` of all layers since the last call, summed; None if no layer that clips has run.
-
-    Counted in evaluation mode only, and only where the layers run on torch's LSTM, which does not clip.
-    """
-    layers = [module for module in model.modules() if isinstance(module, LSTMLayer)]
-    counts = [layer.clip_counts for layer in layers if layer.clip_counts is not None]
-    for layer in layers:
-        layer.clip_counts = None
-    return torch.stack(counts).sum(0) if counts else None
-
-
 def reverse_index(batch: Batch) -> Tensor:
     """Return the index `[N]` that reverses every sequence of a batch (and back); padding stays.
 

@@ -29,7 +29,7 @@ from pretune.inference.embed import Embedder
 from pretune.inference.sentence_modules import build_encoder
 from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
-from pretune.models.verify import check_weights
+from pretune.models.hf.checkpoint import check_weights
 from pretune.runs.options.tasks import EmbeddingOptions
 from pretune.runs.verify import check_model
 from pretune.tasks import TASKS

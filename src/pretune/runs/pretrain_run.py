@@ -28,8 +28,8 @@ from pretune.core.run_dir import RunDir
 from pretune.models import catalog
 from pretune.models.generator_discriminator import GeneratorDiscriminator
 from pretune.models.hf import checkpoint
+from pretune.models.hf.checkpoint import check_weights
 from pretune.models.model import LanguageModel
-from pretune.models.verify import check_weights
 from pretune.objectives.base import Objective
 from pretune.objectives.distill import Distill, Distillation
 from pretune.runs.config import PretrainConfig

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
-from pretune.nn.lstm import take_clip_counts
+from pretune.nn.lstm import LSTMLayer
 from pretune.training.checkpoints import Checkpoint
 from pretune.training.distributed import Ranks, fill, reshard, unshard
 from pretune.training.loop import DROPOUT, Hook, Loop
@@ -85,6 +85,18 @@ def compute_validation_loss(
         outputs, all_outputs, cells, all_cells = ranks.sum(clip_counts).tolist()
         metrics |= {"clipped_outputs": outputs / max(all_outputs, 1), "clipped_cells": cells / max(all_cells, 1)}
     return metrics
+
+
+def take_clip_counts(model: nn.Module) -> Tensor | None:
+    """Return the `clip_counts` of all layers since the last call, summed; None if no layer that clips has run.
+
+    Counted in evaluation mode only, and only where the layers run on torch's LSTM, which does not clip.
+    """
+    layers = [module for module in model.modules() if isinstance(module, LSTMLayer)]
+    counts = [layer.clip_counts for layer in layers if layer.clip_counts is not None]
+    for layer in layers:
+        layer.clip_counts = None
+    return torch.stack(counts).sum(0) if counts else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

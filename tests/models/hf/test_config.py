@@ -10,7 +10,8 @@ from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models.catalog import resolve
 from pretune.models.families import FAMILIES, get_model_types
 from pretune.models.hf.checkpoint import describe_checkpoint
-from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, Layout, check_size, is_equivalent, read_key, refuse_code
+from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, check_size, is_equivalent, read_key, refuse_code
+from pretune.models.hf.weights import Layout
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
 

@@ -16,8 +16,8 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
 )
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, check_size, read_key
-from pretune.models.hf.weights import Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, read_key
+from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import Transform
 from pretune.nn.layers import ActivationName, Factor

@@ -12,13 +12,12 @@ from pretune.models.hf.config import (
     Entry,
     FixedKey,
     Key,
-    Layout,
     check_size,
     expand_sides,
     get_path,
     read_key,
 )
-from pretune.models.hf.weights import RowPacking, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, RowPacking, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -10,8 +10,8 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
 )
-from pretune.models.hf.config import ACTIVATIONS, Key, Layout
-from pretune.models.hf.weights import define_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, Key
+from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -5,8 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_classes, build_decoder_training
-from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout, check_size, read_key
-from pretune.models.hf.weights import InterleavedPacking, Rule, define_score_head, define_token_heads, make_rules
+from pretune.models.hf.config import CustomKey, FixedKey, Key, check_size, read_key
+from pretune.models.hf.weights import (
+    InterleavedPacking,
+    Layout,
+    Rule,
+    define_score_head,
+    define_token_heads,
+    make_rules,
+)
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -18,7 +18,6 @@ from pretune.models.hf.config import (
     Entry,
     FixedKey,
     Key,
-    Layout,
     check_choice,
     check_flag,
     check_positive,
@@ -27,7 +26,7 @@ from pretune.models.hf.config import (
     make_unsupported_error,
     read_key,
 )
-from pretune.models.hf.weights import Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import ADAM, Family, PaperDefaults, Size
-from pretune.models.hf.config import ACTIVATIONS, Key, Layout
-from pretune.models.hf.weights import define_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, Key
+from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import PoolingConfig
 

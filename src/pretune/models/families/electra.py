@@ -15,8 +15,8 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.generator_discriminator import Pair, add_generator
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, check_size, read_key
-from pretune.models.hf.weights import define_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, read_key
+from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import Detector, PoolingConfig
 from pretune.nn.layers import Factor

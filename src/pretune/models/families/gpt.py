@@ -10,8 +10,8 @@ from pretune.models.families.shared import (
     build_gpt_rules,
     read_gpt_width,
 )
-from pretune.models.hf.config import CustomKey, Key, Layout
-from pretune.models.hf.weights import define_score_head, make_rules
+from pretune.models.hf.config import CustomKey, Key
+from pretune.models.hf.weights import Layout, define_score_head, make_rules
 from pretune.models.spec import Model, Normal
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -15,8 +15,8 @@ from pretune.models.families.shared import (
     build_gpt_rules,
     read_gpt_width,
 )
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, Layout, allow_null, check_size, read_key
-from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, allow_null, check_size, read_key
+from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm

@@ -11,7 +11,6 @@ from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
     Key,
-    Layout,
     check_choice,
     check_flag,
     check_number,
@@ -20,7 +19,7 @@ from pretune.models.hf.config import (
     read_key,
     read_object,
 )
-from pretune.models.hf.weights import FusedPacking, HeadLayout, Rule, define_head, make_rules
+from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule, define_head, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -11,7 +11,6 @@ from pretune.models.hf.config import (
     CustomKey,
     FixedKey,
     Key,
-    Layout,
     allow_null,
     check_positive,
     check_rate,
@@ -19,7 +18,7 @@ from pretune.models.hf.config import (
     read_key,
     read_object,
 )
-from pretune.models.hf.weights import FusedPacking, Rule, define_score_head, define_token_heads, make_rules
+from pretune.models.hf.weights import FusedPacking, Layout, Rule, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

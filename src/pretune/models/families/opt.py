@@ -12,14 +12,13 @@ from pretune.models.hf.config import (
     CustomKey,
     FixedKey,
     Key,
-    Layout,
     allow_null,
     check_flag,
     check_size,
     get_path,
     read_key,
 )
-from pretune.models.hf.weights import define_score_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Head, Transform

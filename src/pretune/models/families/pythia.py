@@ -10,8 +10,15 @@ from pretune.models.families.shared import (
     build_decoder_training,
     build_rope_key,
 )
-from pretune.models.hf.config import ACTIVATIONS, Key, Layout
-from pretune.models.hf.weights import InterleavedPacking, Rule, define_score_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, Key
+from pretune.models.hf.weights import (
+    InterleavedPacking,
+    Layout,
+    Rule,
+    define_score_head,
+    define_token_heads,
+    make_rules,
+)
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -19,8 +19,8 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
 )
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, Layout, check_token, get_path, read_key
-from pretune.models.hf.weights import define_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, check_token, get_path, read_key
+from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import PoolingConfig, Transform

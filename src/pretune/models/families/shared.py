@@ -16,7 +16,6 @@ from pretune.models.hf.config import (
     Entry,
     FixedKey,
     Key,
-    Layout,
     allow_null,
     check_choice,
     check_positive,
@@ -28,6 +27,7 @@ from pretune.models.hf.config import (
 from pretune.models.hf.weights import (
     FusedPacking,
     HeadLayout,
+    Layout,
     Rule,
     TransposedPacking,
     define_head,

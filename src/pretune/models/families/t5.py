@@ -11,7 +11,6 @@ from pretune.models.hf.config import (
     Entry,
     FixedKey,
     Key,
-    Layout,
     allow_null,
     check_choice,
     check_flag,
@@ -19,7 +18,7 @@ from pretune.models.hf.config import (
     expand_sides,
     read_key,
 )
-from pretune.models.hf.weights import Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import FanIn, Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

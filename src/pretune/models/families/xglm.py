@@ -1,8 +1,8 @@
 """XGLM (Lin et al., 2022): a multilingual decoder with sinusoidal positions and scaled embeddings."""
 
 from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
-from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key, Layout
-from pretune.models.hf.weights import make_rules
+from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key
+from pretune.models.hf.weights import Layout, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

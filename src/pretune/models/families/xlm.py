@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pretune.models.families.shared import Family, PaperDefaults, Size
-from pretune.models.hf.config import CustomKey, FixedKey, Key, Layout, check_flag, check_size, get_path, read_key
-from pretune.models.hf.weights import define_head, define_token_heads, make_rules
+from pretune.models.hf.config import CustomKey, FixedKey, Key, check_flag, check_size, get_path, read_key
+from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

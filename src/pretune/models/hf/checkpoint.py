@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pretune.core import config, io
 from pretune.core.config.read import format_value
-from pretune.core.errors import CheckpointError, PretuneError, UsageError, suggest
+from pretune.core.errors import CheckpointError, NonFiniteError, PretuneError, UsageError, suggest
 from pretune.core.hub import is_hub, resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
@@ -25,13 +25,15 @@ from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.catalog import AnyModel
 from pretune.models.families import FAMILIES, find_by_model_type, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
-from pretune.models.hf.config import Layout, is_equivalent, refuse_code
-from pretune.models.hf.detection import add_tied_head, detect_contents
+from pretune.models.hf.config import is_equivalent, refuse_code
 from pretune.models.hf.weights import (
     HEAD_KEY,
     HeadLayout,
+    Layout,
     Move,
     Rule,
+    add_tied_head,
+    detect_contents,
     plan_moves,
     split_head,
 )
@@ -225,6 +227,13 @@ def iterate_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every saved tensor with its name: parameters (shared ones once) and buffers."""
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def check_weights(model: nn.Module, source: str | Path) -> None:
+    """Raise `NonFiniteError` if a loaded model has non-finite weights."""
+    for name, tensor in iterate_weights(model):
+        if tensor.is_floating_point() and tensor_files.find_nonfinite(tensor.detach()) is not None:
+            raise NonFiniteError(f"{source}: '{name}' has non-finite values; use an undamaged model")
 
 
 def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list[Move], dict[str, TensorInfo]]:

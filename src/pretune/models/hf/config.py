@@ -6,15 +6,13 @@ code is followed.
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from typing import Any
 
 from pretune.core import config
 from pretune.core.config.read import format_value
-from pretune.core.errors import CheckpointError, PretuneError, suggest
-from pretune.models.hf.weights import HEAD_KEY, SPAN_RULES, HeadLayout, Rule
-from pretune.models.spec import PARTS, Model
+from pretune.core.errors import CheckpointError
+from pretune.models.spec import Model
 
 MAX_SIZE = 2**31 - 1
 """Largest size; a file with a larger one is damaged or hostile."""
@@ -23,10 +21,10 @@ Check = Callable[[str, Any], Any]
 """Takes a key and its value; returns the checked value or raises `CheckpointError`."""
 
 
-def check_size(key: str, value: Any, least: int = 1) -> int:
+def check_size(key: str, value: Any, minimum: int = 1) -> int:
     """Return a size: an integer of at least 1, or another minimum."""
-    if type(value) is not int or not least <= value <= MAX_SIZE:
-        raise _make_invalid_error(key, value, f"an integer from {least} to {MAX_SIZE}")
+    if type(value) is not int or not minimum <= value <= MAX_SIZE:
+        raise _make_invalid_error(key, value, f"an integer from {minimum} to {MAX_SIZE}")
     return value
 
 
@@ -226,121 +224,6 @@ class CustomKey:
 Entry = Key | FixedKey | CustomKey
 
 
-@dataclass(frozen=True, kw_only=True)
-class Layout:
-    """Hugging Face layout of a family: config keys, tensor names, and classes with the parts each has."""
-
-    model_type: str
-    template: Callable[[], Model]  # with the reference's special tokens and tying
-    entries: tuple[Entry, ...]
-    rules: tuple[Rule, ...] | Callable[[Model], tuple[Rule, ...]]
-    classes: Mapping[str, frozenset[str]]  # class -> its `PARTS`; the full class first
-    prefix: str = ""  # of the body's tensors in every class except the bare one
-    head: str | None = None  # tensor of the vocabulary matrix; written only if untied
-    copies: tuple[str, ...] = ()  # other names of the token table
-    needs_copies: bool = False  # the reference reads them if the head is untied
-    ignored_keys: frozenset[str] = frozenset()  # keys that are irrelevant in this family
-    skipped_tensors: tuple[str, ...] = ()  # patterns of tensors that are not weights
-    duplicates: Mapping[str, str] = field(default_factory=dict)  # tensor -> second name that the reference uses
-    aliases: Mapping[str, str] = field(default_factory=dict)  # other name of a tensor -> the one of the rules
-    omitted_parts: Mapping[str, str] = field(default_factory=dict)  # part that the reference ignores -> description
-    zeros: tuple[str, ...] = ()  # tensors that are zero if missing
-    presence_keys: Mapping[str, str] = field(default_factory=dict)  # part -> tensor whose presence shows it
-    task_heads: Mapping[str, HeadLayout] = field(default_factory=dict)  # class with a task head -> its layout
-    supports_cache: bool = True  # False: the reference has no KV cache
-    has_encoder_class: bool = False  # an encoder-decoder with a class of its encoder alone, which embeds texts
-
-    @cached_property
-    def base(self) -> Model:
-        """Spec of an empty config, except for sizes that the keys' defaults set."""
-        return self.template()
-
-    def read_claims(self, hf_config: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
-        """Return the parts of the class that a config names (None: no class) and the claim that the head is tied."""
-        name = _read_class(hf_config)
-        if name is not None and (not isinstance(name, str) or name not in {**self.classes, **self.task_heads}):
-            raise make_unsupported_error("architectures", name, [*self.classes, *self.task_heads])
-        default_tying = self.base.head is not None and self.base.head.tied
-        tying = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None)
-        parts = None if name is None else self.classes.get(name, frozenset())
-        return parts, default_tying if tying is None else tying
-
-    def find_task_head(self, hf_config: Mapping[str, Any]) -> HeadLayout | None:
-        """Return the task head of the class that a config names, or None."""
-        name = _read_class(hf_config)
-        task = self.task_heads.get(name) if isinstance(name, str) else None
-        for key in task.keys if task else ():
-            key.read(hf_config)
-        return task
-
-    def read(self, hf_config: Mapping[str, Any], parts: frozenset[str], *, is_tied: bool) -> Model:
-        """Return the spec of a config, with the parts and the tying detected from its tensors."""
-        self._refuse_unknown(hf_config)
-        changes, keys = _read_token_roles(hf_config), {}
-        for entry in self.entries:
-            key_names = [name for name in entry.names if name in hf_config] or [*entry.names]
-            for path, value in entry.read(hf_config).items():
-                for place in expand_path(self.base, path, changes):
-                    changes[place], keys[place] = value, key_names[:1]
-        for part in PARTS:
-            if part in self.base.parts and part not in parts:
-                changes = {path: value for path, value in changes.items() if path.split(".")[0] != part}
-                changes[part] = None
-        if "head" in parts:
-            changes["head.tied"] = is_tied
-        try:
-            return config.replace(self.base, changes)
-        except PretuneError as error:
-            raise CheckpointError(f"{_name_keys(str(error), keys)}{error}") from None
-
-    def write(self, spec: Model) -> dict[str, Any]:
-        """Return the config of a spec. It may be incomplete: read it back and compare."""
-        out: dict[str, Any] = {"architectures": [self.choose_class(spec.parts)], "model_type": self.model_type}
-        for entry in self.entries:
-            out.update(entry.write(spec))
-        out.update({name: get_path(spec, place) for name, place in TOKEN_ROLES.items()})
-        eos = spec.special.eos
-        out["eos_token_id"] = None if not eos else eos[0] if len(eos) == 1 else list(eos)
-        if spec.head is not None:
-            out.setdefault("tie_word_embeddings", spec.head.tied)
-        return out
-
-    @property
-    def token_table(self) -> str:
-        """Name of the tensor of the token table."""
-        return next(rule.tensor_name for rule in self.get_rules(self.base) if rule.param_names == "tokens.weight")
-
-    def get_duplicates(self, spec: Model) -> dict[str, str]:
-        """Return the tensors that are written twice: second name -> name."""
-        if spec.head is None or spec.head.tied:  # a tied head shares its bias with the duplicate
-            return {}
-        copies = dict.fromkeys(self.copies, self.token_table) if self.needs_copies else {}
-        return copies | {twin: name for name, twin in self.duplicates.items()}
-
-    def get_rules(self, spec: Model) -> tuple[Rule, ...]:
-        rules = self.rules(spec) if callable(self.rules) else self.rules
-        return (*rules, *SPAN_RULES)
-
-    def choose_class(self, parts: frozenset[str]) -> str:
-        """Return the class with the most of these parts and no others."""
-        fitting = [name for name, has in self.classes.items() if has <= parts]
-        if not fitting and not parts:  # NOTE: the bare class may be saved without its pooler
-            fitting = [name for name, has in self.classes.items() if has == {"pooler"}]
-        if not fitting:
-            raise CheckpointError(f"no class of model_type '{self.model_type}' has these parts: {', '.join(parts)}")
-        return max(fitting, key=lambda name: len(self.classes[name]))
-
-    def _refuse_unknown(self, hf_config: Mapping[str, Any]) -> None:
-        known_names = {name for entry in self.entries for name in entry.names}
-        known_names |= {*TOKEN_ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD_KEY}
-        for name, value in hf_config.items():
-            if name not in known_names | IGNORED_KEYS | self.ignored_keys and value not in (None, False, {}, []):
-                raise CheckpointError(
-                    f"key {format_value(name)} = {format_value(value)} is unknown for model_type '{self.model_type}'"
-                    f"{suggest(name, known_names)}; its effect cannot be reproduced"
-                )
-
-
 def refuse_code(hf_config: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` for keys that name code; they are never followed."""
     remedy = "which is never executed; remove the key to load the model without it"
@@ -352,12 +235,6 @@ def refuse_code(hf_config: Mapping[str, Any]) -> None:
             raise CheckpointError(f"key '{name}' = {format_value(hf_config[name])} names code, {remedy}")
     if hf_config.get("quantization_config") is not None:
         raise CheckpointError("key 'quantization_config': quantized weights are not supported; use the original model")
-
-
-def _read_class(hf_config: Mapping[str, Any]) -> Any:
-    """Return the class that a config names, or None."""
-    classes = hf_config.get("architectures") or [None]
-    return classes[0] if isinstance(classes, list) else classes
 
 
 def get_path(spec: object, path: str) -> Any:
@@ -405,7 +282,7 @@ def _strip_irrelevant(tree: Any) -> Any:
     return [_strip_irrelevant(value) for value in tree] if isinstance(tree, list) else tree
 
 
-def _read_token_roles(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def read_token_roles(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the special tokens of a config; an explicit null means none."""
     roles: dict[str, Any] = {
         place: check_token(name, hf_config[name]) for name, place in TOKEN_ROLES.items() if name in hf_config
@@ -417,7 +294,7 @@ def _read_token_roles(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     return roles
 
 
-def _name_keys(error: str, keys: Mapping[str, list[str]]) -> str:
+def name_keys(error: str, keys: Mapping[str, list[str]]) -> str:
     """Return the keys that set the paths named in an error, as a prefix of the message."""
     words = set(re.findall(r"\w+", error))
     key_names = {f"'{name}'" for place, names in keys.items() if place.rpartition(".")[2] in words for name in names}

@@ -27,9 +27,9 @@ from pretune.inference.text_model import count_unknown, describe_unknown
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
+from pretune.models.hf.checkpoint import check_weights
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model
-from pretune.models.verify import check_weights
 from pretune.nn.heads import get_running_statistics
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
 from pretune.runs.finetune.saved_task import SavedTask

@@ -1,4 +1,4 @@
-"""Qwen2 (Yang et al., 2024): Llama with grouped-query attention and biases on queries, keys and values."""
+"""Qwen2 (Yang et al., 2024) and dense Qwen3 (Yang et al., 2025): Llama with other biases and norms of attention."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -7,13 +7,16 @@ from typing import Any
 from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
+    BIAS_KEY,
     HEAD_WIDTH_KEY,
     LLAMA_NAMES,
     PRE_NORM_NAMES,
+    QK_NORM_NAMES,
     RMS_NORM_KEY,
     Family,
     Size,
     build_decoder_training,
+    build_head_width_key,
     build_llama_keys,
     build_llama_layout,
     build_rope_key,
@@ -21,6 +24,7 @@ from pretune.models.families.shared import (
 )
 from pretune.models.hf.config import (
     CustomKey,
+    Key,
     allow_null,
     check_flag,
     check_size,
@@ -28,9 +32,13 @@ from pretune.models.hf.config import (
     read_key,
 )
 from pretune.models.spec import Model, Special
+from pretune.nn.layers import PerHead, RMSNorm
 from pretune.nn.positions import Rotary
 from pretune.nn.stack import MAX_LAYERS, Stack
 
+NORM = RMSNorm(eps=1e-6)
+ROTARY = Rotary(theta=1_000_000.0)
+SPECIAL = Special(bos=151643, eos=(151643,))
 FULL, SLIDING = "full_attention", "sliding_attention"
 _SMALL = {"vocab": 151936, "tied": True}
 _LARGE = {"width": 5120, "heads": 40, "kv_heads": 8}
@@ -46,7 +54,7 @@ def build_spec(
     hidden: int = 18944,
     tied: bool = False,
 ) -> Model:
-    """Build a spec: Llama with a bias on queries, keys and values, and rotary positions for long contexts."""
+    """Build a spec of Qwen2: Llama with a bias on queries, keys and values, and rotary positions for long contexts."""
     base = build_llama_spec(
         width=width,
         depth=depth,
@@ -56,19 +64,48 @@ def build_spec(
         hidden=hidden,
         tied=tied,
         family="qwen2",
-        position=Rotary(theta=1_000_000.0),
+        position=ROTARY,
         context=32768,
     )
-    special = Special(bos=151643, eos=(151643,))
-    return config.replace(base, {"decoder.blocks.0.attention.bias": ("q", "k", "v"), "special": special})
+    return config.replace(base, {"decoder.blocks.0.attention.bias": ("q", "k", "v"), "special": SPECIAL})
 
 
-def build_template() -> Model:
+def build_qwen3_spec(
+    *,
+    width: int = 4096,
+    depth: int = 36,
+    heads: int = 32,
+    kv_heads: int | None = 8,
+    head_width: int | None = 128,
+    vocab: int = 151936,
+    hidden: int = 12288,
+    tied: bool = False,
+) -> Model:
+    """Build a spec of Qwen3: Llama with norms of queries and keys, and heads of a width of their own."""
+    base = build_llama_spec(
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        vocab=vocab,
+        hidden=hidden,
+        tied=tied,
+        family="qwen3",
+        norm=NORM,
+        position=ROTARY,
+        context=32768,
+    )
+    attention = {"norm": PerHead(norm=NORM), "head_width": None if head_width == width / heads else head_width}
+    changes = {f"decoder.blocks.0.attention.{name}": value for name, value in attention.items()}
+    return config.replace(base, {**changes, "special": SPECIAL})
+
+
+def _build_template(build: Callable[[], Model]) -> Model:
     """Build a spec with the special tokens of the reference: none."""
-    return config.replace(build_spec(), {"special": Special()})
+    return config.replace(build(), {"special": Special()})
 
 
-def build_window_key(template: Callable[[], Model]) -> CustomKey:
+def _build_window_key(build: Callable[[], Model]) -> CustomKey:
     """Return the keys of sliding windows, which the last layers have from `max_window_layers` on, or named ones."""
 
     def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,16 +115,16 @@ def build_window_key(template: Callable[[], Model]) -> CustomKey:
         window = read_key(hf_config, "sliding_window", check=allow_null(check_size), default=4096)
         if not read_key(hf_config, "use_sliding_window", check=check_flag, default=False):
             window = None
-        first = read_key(hf_config, "max_window_layers", check=partial(check_size, least=0), default=28)
+        first = read_key(hf_config, "max_window_layers", check=partial(check_size, minimum=0), default=28)
         kinds = hf_config.get("layer_types")
         if kinds is None:
             kinds = [FULL if window is None or i < first else SLIDING for i in range(depth)]
-        allowed = (FULL,) if window is None else (FULL, SLIDING)
-        if not isinstance(kinds, list) or len(kinds) != depth or any(kind not in allowed for kind in kinds):
-            raise make_unsupported_error("layer_types", kinds, [f"{depth} times {' or '.join(allowed)}"])
+        choices = (FULL,) if window is None else (FULL, SLIDING)
+        if not isinstance(kinds, list) or len(kinds) != depth or any(kind not in choices for kind in kinds):
+            raise make_unsupported_error("layer_types", kinds, [f"{depth} times {' or '.join(choices)}"])
         if SLIDING not in kinds:
             return {}
-        [block] = config.to_dict(template())["decoder"]["blocks"]
+        [block] = config.to_dict(build())["decoder"]["blocks"]
         windows = {f"decoder.blocks.{i}.attention.window": window for i in range(depth) if kinds[i] == SLIDING}
         return {"decoder.blocks": [block] * depth, **windows}
 
@@ -126,9 +163,9 @@ qwen2 = Family(
     layout=build_llama_layout(
         "qwen2",
         "Qwen2",
-        template=build_template,
+        template=partial(_build_template, build_spec),
         entries=(
-            build_window_key(build_template),
+            _build_window_key(build_spec),
             *build_llama_keys(vocab=151936, hidden=22016, kv_heads=32, context=32768),
             build_rope_key(),
             HEAD_WIDTH_KEY,
@@ -139,3 +176,39 @@ qwen2 = Family(
     ),
 )
 """Qwen2 and Qwen2.5: biases on queries, keys and values, grouped-query attention (Yang et al., 2024)."""
+
+_EPS = ("blocks.*.norms.pre.eps", "blocks.*.attention.norm.norm.eps", "norm.eps")
+
+qwen3 = Family(
+    build_spec=build_qwen3_spec,
+    shape="decoder",
+    default="8b",
+    # The report states lengths only; the rest is that of the first Qwen (Bai et al., 2023).
+    training=build_decoder_training(
+        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 151_669)
+    ),
+    sizes={
+        "0.6b": Size({"width": 1024, "depth": 28, "heads": 16, "hidden": 3072, "tied": True}, 596_049_920),
+        "1.7b": Size({"width": 2048, "depth": 28, "heads": 16, "hidden": 6144, "tied": True}, 1_720_574_976),
+        "4b": Size({"width": 2560, "hidden": 9728, "tied": True}, 4_022_468_096),
+        "8b": Size({}, 8_190_735_360),
+        "14b": Size({"width": 5120, "depth": 40, "heads": 40, "hidden": 17408}, 14_768_307_200),
+        "32b": Size({"width": 5120, "depth": 64, "heads": 64, "hidden": 25600}, 32_762_123_264),
+    },
+    layout=build_llama_layout(
+        "qwen3",
+        "Qwen3",
+        template=partial(_build_template, build_qwen3_spec),
+        entries=(
+            _build_window_key(build_qwen3_spec),
+            *build_llama_keys(vocab=151936, hidden=22016, kv_heads=32, context=32768),
+            build_rope_key(),
+            build_head_width_key(128),
+            BIAS_KEY,
+            Key("rms_norm_eps", tuple(f"decoder.{path}" for path in _EPS), 1e-6),
+        ),
+        names={**LLAMA_NAMES, **PRE_NORM_NAMES, **QK_NORM_NAMES},
+        task_heads=define_llama_heads("Qwen3"),
+    ),
+)
+"""Qwen3: norms of queries and keys within each head, grouped-query attention (Yang et al., 2025)."""
