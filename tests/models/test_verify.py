@@ -149,7 +149,7 @@ class TestWithoutManifest:
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
     def test_a_value_that_is_not_finite(self, bare: Path, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-        monkeypatch.setattr(module, "CHUNK_VALUES", 7)
+        monkeypatch.setattr(module.tensor_files, "CHUNK_VALUES", 7)
         file = bare / "model.safetensors"
         tensors = load_file(file)
         tensors["transformer.wte.weight"][29, 3] = value
