@@ -1,11 +1,12 @@
 """`pretune analyze`: a look inside models. Each analysis is a function here; `pretune.cli.app` lists them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pretune.cli._analysis import check_out, finish
-from pretune.cli._inputs import check_model, load_model, read_texts
+from pretune.cli._inputs import InputTexts, check_model, load_model, read_texts
 from pretune.cli._options import (
     AsJson,
     Base,
@@ -26,6 +27,13 @@ from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pretune.analysis.attention import AttentionHeads, AttentionView
+    from pretune.analysis.pictures import Analysis
+
+PARTS = ("encoder", "decoder", "cross")
 AnalysisOut = Annotated[
     Path | None,
     option("--out PATH", "Picture (.svg, .png), data (.json), or a directory for both; RUN/analysis is in the report."),
@@ -61,12 +69,7 @@ def attention(
     ] = None,
     text: Annotated[str | None, option("--text TEXT", "Show who attends to whom in this text.")] = None,
     part: Annotated[
-        str | None,
-        option(
-            "--part NAME",
-            "With --text: encoder, decoder or cross.",
-            complete_names("encoder", "decoder", "cross"),
-        ),
+        str | None, option("--part NAME", "With --text: encoder, decoder or cross.", complete_names(*PARTS))
     ] = None,
     layer: Annotated[int | None, option("--layer N", "With --text: layer from 1; -1 is the last (default).")] = None,
     head: Annotated[int | None, option("--head N", "With --text: head from 1 (default: the mean of all).")] = None,
@@ -90,55 +93,75 @@ def attention(
     """
     check_out(out)
     view_options = {"--part": part, "--layer": layer, "--head": head, "--mean": mean or None}
-    view_only = [name for name, value in view_options.items() if value is not None]
-    if text is None and view_only:
-        raise UsageError(f"{view_only[0]} needs a text; add --text TEXT, or remove it")
     class_options = {"--input": source, "--texts": texts, "--length": length, "--threshold": threshold}
-    class_only = [name for name, value in class_options.items() if value is not None]
-    if text is not None and class_only:
-        raise UsageError(f"--text and {class_only[0]} exclude each other")
-    if head is not None and mean:
-        raise UsageError("--head and --mean exclude each other; choose one")
-    if part not in (None, "encoder", "decoder", "cross"):
+    _check_exclusive(text is not None, view_options, class_options)
+    if part not in (None, *PARTS):
         raise UsageError(f"--part '{part}' must be encoder, decoder or cross")
-    if text is not None:
-        _view_text(model, text, part, layer, head, mean, out, base, device, as_json)
-        return
-    texts, length = 200 if texts is None else texts, 128 if length is None else length
-    if texts < 1:
+    if texts is not None and texts < 1:
         raise UsageError(f"--texts must be >= 1, got {texts}")
     inputs = None if source is None else read_texts(source, field)
-    from pretune.analysis.attention import analyze_attention
+    loaded_model = load_model(model, base=base, device=device)
+    if text is None:
+        result: Analysis = _classify_heads(model, loaded_model, inputs, texts or 200, length, threshold)
+        command = [] if source is None else ["--input", source]
+    else:
+        result = _view_text(loaded_model, text, part, layer if layer is not None else "mean" if mean else -1, head)
+        words = {"--text": text, "--part": part, "--layer": layer, "--head": head}
+        command = [word for name, value in words.items() if value is not None for word in (name, str(value))]
+    finish(result, out, as_json, ["attention", model, *command], model)
+
+
+def _check_exclusive(has_text: bool, view_options: Mapping[str, object], class_options: Mapping[str, object]) -> None:
+    """Raise for options that exclude each other; None is an option that is not given."""
+    view_only = [name for name, value in view_options.items() if value is not None]
+    if not has_text and view_only:
+        raise UsageError(f"{view_only[0]} needs a text; add --text TEXT, or remove it")
+    class_only = [name for name, value in class_options.items() if value is not None]
+    if has_text and class_only:
+        raise UsageError(f"--text and {class_only[0]} exclude each other")
+    if {"--head", "--mean"} <= {*view_only}:
+        raise UsageError("--head and --mean exclude each other; choose one")
+
+
+def _classify_heads(
+    model: str,
+    loaded_model: "nn.Module",
+    inputs: InputTexts | None,
+    texts: int,
+    length: int | None,
+    threshold: float | None,
+) -> "AttentionHeads":
+    """Classify the heads of a model over texts; None: its validation text, or a built-in corpus."""
+    from pretune.analysis.attention import MAX_LENGTH, analyze_attention
+    from pretune.analysis.attention_patterns import PATTERN_THRESHOLD
     from pretune.analysis.held_out import open_model, read_held_out
 
-    language_model = open_model(load_model(model, base=base, device=device))
+    language_model, max_length = open_model(loaded_model), MAX_LENGTH if length is None else length
     held_out = read_held_out(model, language_model, texts) if inputs is None else None
-    options: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
     with show_progress("reading") as report:
-        read_text = held_out.texts if held_out is not None else None if inputs is None else inputs.texts
         result = analyze_attention(
-            language_model, read_text, max_texts=texts, length=length, on_progress=report_texts(report), **options
+            language_model,
+            inputs.texts if inputs is not None else held_out.texts if held_out is not None else None,
+            max_texts=texts,
+            length=max_length,
+            threshold=PATTERN_THRESHOLD if threshold is None else threshold,
+            on_progress=report_texts(report),
         )
-    result = replace(result, source=inputs.name if inputs is not None else held_out.source if held_out else "")
     if result.truncated_texts:
-        log.info(f"{format_count(result.truncated_texts, 'texts')} truncated to {length} tokens")
-    input_words = () if source is None else ("--input", source)
-    finish(result, out, as_json, ("attention", model, *input_words), model)
+        log.info(f"{format_count(result.truncated_texts, 'texts')} truncated to {max_length} tokens")
+    return replace(result, source=inputs.name if inputs is not None else held_out.source if held_out else "")
 
 
-def _view_text(model: str, text: str, part: Any, layer: int | None, head: int | None, mean: bool, out: Path | None,
-               base: Path | None, device: str | None, as_json: bool) -> None:  # fmt: skip
-    """Show who attends to whom in one text."""
+def _view_text(
+    loaded_model: "nn.Module", text: str, part: Any, layer: "int | Literal['mean']", head: int | None
+) -> "AttentionView":
+    """Return who attends to whom in one text."""
     from pretune.analysis.attention import view_attention
 
-    place: Any = layer if layer is not None else "mean" if mean else -1
-    result = view_attention(load_model(model, base=base, device=device), text, part=part, layer=place, head=head)
-    command = ["attention", model, "--text", text]
-    command += [word for name, value in (("--part", part), ("--layer", layer), ("--head", head)) if value is not None
-                for word in (name, str(value))]  # fmt: skip
+    result = view_attention(loaded_model, text, part=part, layer=layer, head=head)
     if result.truncated:
         log.warn(f"the text is truncated to its first {len(result.tokens)} tokens")
-    finish(result, out, as_json, command, model)
+    return result
 
 
 def layers(
@@ -182,9 +205,15 @@ def layers(
         check_model(model)
     with show_progress("probing") as report:
         result = analyze_layers(
-            loaded_model, names, examples=examples, seeds=seeds, data=data, device=device, on_progress=report,
+            loaded_model,
+            names,
+            examples=examples,
+            seeds=seeds,
+            data=data,
+            device=device,
+            on_progress=report,
             texts=None if texts is None else texts.texts,
-        )  # fmt: skip
+        )
     command = ["layers", model, *(() if task is None else ("--task", task)), "--examples", examples]
     command += [] if source is None else ["--input", source]
     finish(result, out, as_json, command, model)
@@ -220,12 +249,18 @@ def embeddings(
     from pretune.inference.word_vectors import is_word_vectors
 
     is_static = is_word_vectors(model)
-    options: dict[str, Any] = {"pooling": pooling, "layer": layer, "seed": seed, "max_texts": texts}
     with show_progress("embedding") as report:
         result = analyze_embeddings(
-            model if is_static else load_model(model, base=base, device=device), inputs.texts, labels=inputs.labels,
-            method=method, on_progress=report_texts(report), **options,  # type: ignore[arg-type]
-        )  # fmt: skip
+            model if is_static else load_model(model, base=base, device=device),
+            inputs.texts,
+            labels=inputs.labels,
+            method=cast(Any, method),
+            pooling=pooling,
+            layer=layer,
+            seed=seed,
+            max_texts=texts,
+            on_progress=report_texts(report),
+        )
     command = ["embeddings", model, "--input", source, *(() if field == "text" else ("--field", field))]
     command += [*(() if label is None else ("--label", label)), "--method", method]
     note = f"{format_count(result.total_texts, 'texts')} of {inputs.name}, vectors of width {result.width}."

@@ -4,7 +4,7 @@ All important writes and all removals go through this package, so a full disk or
 under its final name, and the same problem always gives the same one-line error.
 """
 
-from pretune.core.io.directories import atomic_directory, recover
+from pretune.core.io.directories import OWNERS, atomic_directory, recover
 from pretune.core.io.files import (
     MANIFEST,
     atomic_write,
@@ -17,7 +17,6 @@ from pretune.core.io.files import (
     resolve_inside,
     translate_write_errors,
 )
-from pretune.core.io.owned_names import OWNERS
 from pretune.core.io.strict_json import (
     FORMAT,
     check_manifest,

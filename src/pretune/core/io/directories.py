@@ -4,7 +4,8 @@ A new directory appears by one rename. Into an existing one the files are moved 
 so all of them are staged in a folder inside it (`.tmp-…`), with a journal that lists them. Once that folder is renamed
 (`.commit-…`), the new state holds, and whoever opens the directory next completes it (`recover`).
 
-NOTE: what a write removes is decided by the patterns of its owner, which are code, never by the journal.
+NOTE: what a write removes is decided by the patterns of its owner, which are code, never by the journal. They are here,
+and not with the writers, because whoever opens a directory completes an interrupted write into it.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from pretune.core.errors import CheckpointError, ResourceError, UsageError, refuse_broken_link
 from pretune.core.io.files import (
@@ -24,7 +26,6 @@ from pretune.core.io.files import (
     sync,
     translate_write_errors,
 )
-from pretune.core.io.owned_names import NO_OWNER, OWNERS, OwnedNames
 from pretune.core.io.strict_json import read_json
 from pretune.core.io.temporary import (
     TEMPORARY_NAME,
@@ -35,6 +36,47 @@ from pretune.core.io.temporary import (
     remove_abandoned,
     temporary_directory,
 )
+
+
+class OwnedNames(NamedTuple):
+    """Names, relative to a directory, that a writer replaces; nothing is read without the `main` one."""
+
+    main: str
+    pattern: re.Pattern[str]
+
+
+def _compile_globs(*globs: str) -> re.Pattern[str]:
+    """Return the pattern of relative names, from globs whose `*` and `?` match within one part of a name."""
+    return re.compile("|".join(re.escape(glob).replace(r"\*", "[^/]*").replace(r"\?", "[^/]") for glob in globs))
+
+
+_MODEL_FILES = (
+    *("config.json", MANIFEST, "generation_config.json", "modules.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+    *("config_sentence_transformers.json", "sentence_*_config.json", "head.safetensors"),
+    *("adapter.json", "adapter_config.json", "adapter_model.safetensors", "model.safetensors"),
+    *("model.body.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
+)
+_PARTNER_FOLDERS = ("generator", "backward")
+
+NO_OWNER = OwnedNames(MANIFEST, _compile_globs(MANIFEST))  # a manifest of other files is always replaced
+
+OWNERS = {
+    "model": OwnedNames(
+        "config.json",
+        _compile_globs(*_MODEL_FILES, *(f"{folder}/{file}" for folder in _PARTNER_FOLDERS for file in _MODEL_FILES)),
+    ),
+    "data": OwnedNames(
+        "data.json",
+        re.compile(
+            r"data\.json|slice\.json|card\.(json|md)|MANIFEST\.json|tokenizer/[\w.-]+|units-\d+\.bin"
+            r"|(keys|lengths|sizes|sources|held|signatures|sides)\.npy"
+            r"|(train|valid)/(MANIFEST\.json|\d+\.(tokens|documents|sentences|words|sources|sides)\.npy)"
+        ),
+    ),
+    "onnx": OwnedNames(MANIFEST, _compile_globs("onnx/*.onnx", "onnx/*.onnx_data")),
+}
 
 _COMMIT_NAME = re.compile(r"\.commit-[0-9a-f]{12}")
 _JOURNAL = "JOURNAL.json"
