@@ -168,7 +168,13 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
 def summary(**changes: Any) -> RunSummary:
     energy = (Energy(what="gpu", how="NVML energy counter", measured=True, joules=3.6e4),)
     paid = compute_cost([Totals(seconds=120.0, flops=3.2e17, energy=energy)], "cpu", CostRates())
-    given: dict[str, Any] = {"loss": 3.14159, "held_out": 3.2, "waiting": 0.6, "saving": 1.2, "evaluating": 6.0}
+    given: dict[str, Any] = {
+        "loss": 3.14159,
+        "held_out": {"loss": 3.2},
+        "waiting": 0.6,
+        "saving": 1.2,
+        "evaluating": 6.0,
+    }
     return RunSummary(title="tiny", steps=1200, tokens=78_643_200, seconds=120.0, cost=paid, **given | changes)
 
 
@@ -205,4 +211,4 @@ def test_the_table_on_a_terminal_and_with_a_known_device(monkeypatch: pytest.Mon
     drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
     assert re.search(r"43\.8%.*\b989T", drawn)
     assert re.search(r"\$0\.13\b.*\$3\.8\b", drawn)
-    assert len(bare.build_rows()) == len(replace(bare, held_out=1.0).build_rows()) - 1
+    assert len(bare.build_rows()) == len(replace(bare, held_out={"loss": 1.0}).build_rows()) - 1

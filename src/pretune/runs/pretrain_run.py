@@ -295,7 +295,11 @@ class PretrainRun:
 
     def _write(self, trainer: Trainer, epochs: Mapping[str, float]) -> PretrainedRun:
         """Write the model, its card and its cost. `epochs` are those of each source."""
-        summary = {"parameters": self.model.spec.params().total, **trainer.summarize(), "epochs": dict(epochs)}
+        summary = {
+            "parameters": self.model.spec.params().total,
+            **trainer.summarize().to_dict(),
+            "epochs": dict(epochs),
+        }
         if self.flops is not None:
             detach_teacher(self.model)
             summary["teacher_flops"] = self.flops.teacher_share * summary["cost"]["flops"]

@@ -12,10 +12,10 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self, cast
 
 from pretune.core import log
 from pretune.core.log import (
@@ -29,6 +29,7 @@ from pretune.core.log import (
 )
 from pretune.core.table import align_columns
 from pretune.training.cost import Cost
+from pretune.training.records import RunSummaryRecord
 
 _LINE_SECONDS = 10.0  # between lines
 _FRAME_SECONDS = 0.1  # between updates of the bar
@@ -189,16 +190,25 @@ class RunSummary:
     steps: int
     tokens: int
     seconds: float
-    cost: Cost
     loss: float | None = None
-    held_out: float | None = None
-    held_out_metrics: Mapping[str, float] = field(default_factory=dict)
-    unigram_loss: float | None = None  # validation loss of a unigram model of the training data
     skipped: int = 0
     waiting: float = 0.0  # seconds waiting for data
     saving: float = 0.0  # seconds blocked by checkpoints
     evaluating: float = 0.0
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
+    elapsed: float = 0.0  # seconds of training, evaluation and saving
+    held_out: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation
+    unigram_loss: float | None = None  # validation loss of a unigram model of the training data
+    best: float | None = None  # validation loss
+    best_step: int | None = None
+    cost: Cost
+
+    def to_dict(self) -> RunSummaryRecord:
+        """Convert to JSON values, as the summary of a run is stored."""
+        values = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "title"}
+        if self.unigram_loss is None:
+            del values["unigram_loss"]
+        return cast(RunSummaryRecord, values | {"warnings": [*self.warnings], "cost": self.cost.to_dict()})
 
     def build_rows(self) -> list[tuple[str, str]]:
         """Return (name, value) rows."""
@@ -207,10 +217,11 @@ class RunSummary:
     def _iter_results(self) -> Iterator[tuple[str, str]]:
         if self.loss is not None:
             yield "loss", f"{self.loss:.4f}"
-        if self.held_out is not None:
-            yield "validation loss", f"{self.held_out:.4f}"
-        for name, value in self.held_out_metrics.items():
-            yield f"validation {name.replace('_', ' ')}", f"{value:.4g}"
+        if "loss" in self.held_out:
+            yield "validation loss", f"{self.held_out['loss']:.4f}"
+        for name, value in self.held_out.items():
+            if name != "loss":
+                yield f"validation {name.replace('_', ' ')}", f"{value:.4g}"
         if self.unigram_loss is not None:
             yield "unigram loss", f"{self.unigram_loss:.4f}"
         suffix = f" ({self.skipped:,} skipped: non-finite)" if self.skipped else ""

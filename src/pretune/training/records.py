@@ -25,6 +25,7 @@ class EnergyRecord(TypedDict):
 
     what: str
     how: str
+    joules: NotRequired[Amount]
 
 
 class SummaryRecord(TypedDict, total=False):
@@ -36,8 +37,10 @@ class SummaryRecord(TypedDict, total=False):
     skipped: Count
     held_out: dict[str, Number | None] | None
     unigram_loss: Number
+    best: Number | None
     best_step: Count | None
     warnings: list[str]
+    teacher_flops: Amount
 
 
 class PretrainSummary(TypedDict):
@@ -57,6 +60,7 @@ class CostFile(TypedDict):
     devices: Count
     seconds: Amount
     flops: Amount
+    peak_flops: NotRequired[Amount | None]  # of one device, per second
     mfu: Amount | None
     kwh: Amount
     energy: list[EnergyRecord]
@@ -93,6 +97,9 @@ class CurvePoint(Score):
     """Result for one number of training examples."""
 
     labels: Count
+    split: NotRequired[str]
+    examples: NotRequired[Count]
+    seeds: NotRequired[list[int]]
     baselines: dict[str, Number]
 
 
@@ -103,14 +110,26 @@ class Difference(TypedDict):
     low: Number
     high: Number
     p: Number
+    rounds: NotRequired[Count]
+    examples: NotRequired[Count]
 
 
 class BaselineRecord(TypedDict):
     """Score of a baseline."""
 
     name: str
+    about: NotRequired[str]
     score: Number
+    scores: NotRequired[dict[str, Number]]
+    seconds: NotRequired[Amount]
     against: Difference
+
+
+class RateRecord(TypedDict):
+    """Score of a learning rate on dev."""
+
+    lr: Number
+    dev: Number
 
 
 class SavedModelRecord(TypedDict):
@@ -118,11 +137,15 @@ class SavedModelRecord(TypedDict):
 
     lr: Number
     seed: int
-    labels: int | None
+    labels: int
     steps: Count
     best_step: Count
     trained: Count
     parameters: Positive
+    memory: NotRequired[Count | None]  # of the GPU, in bytes
+    threshold: NotRequired[Number | None]
+    dev: NotRequired[Number]
+    scores: NotRequired[dict[str, dict[str, Number]]]
 
 
 class EvaluationRecord(TypedDict):
@@ -137,12 +160,12 @@ class TrialRecord(TypedDict):
 
     lr: Number
     seed: int
-    labels: int | None
+    labels: int
     course: NotRequired[list[EvaluationRecord]]
 
 
-class TrialSummary(TypedDict):
-    """Time and cost of a trial."""
+class RunSummaryRecord(SummaryRecord):
+    """Summary of a run with its time and cost."""
 
     seconds: Amount
     cost: CostFile
@@ -159,7 +182,11 @@ class TrialFile(TrialRecord):
     counts: "LengthCounts"
     balance: Any
     threshold: Number | None
-    summary: TrialSummary
+    epoch: NotRequired[Count]  # steps of an epoch
+    notes: NotRequired[list[str]]
+    memory: NotRequired[Count | None]  # of the GPU, in bytes
+    forgetting: NotRequired["Forgetting | None"]
+    summary: RunSummaryRecord
     predictions: dict[str, list[dict[str, Any]]]
 
 
@@ -194,18 +221,16 @@ class ResumeFile(TypedDict, total=False):
     loss: Any
 
 
-class LossRecord(TypedDict):
-    """Pre-training loss."""
-
-    loss: Number
-
-
 class Forgetting(TypedDict):
     """Pre-training loss before and after fine-tuning."""
 
-    before: LossRecord
-    after: LossRecord
+    objective: NotRequired[str]
+    data: NotRequired[str]
+    before: dict[str, Number]
+    after: dict[str, Number]
+    difference: NotRequired[Number]
     distance: Number
+    by_part: NotRequired[dict[str, Number]]
 
 
 class LengthCounts(TypedDict):
@@ -225,9 +250,11 @@ class ScoresFile(TypedDict):
     notes: list[str]
     examples: dict[str, Count]  # used examples by split
     pool: NotRequired[dict[str, Count]]  # available examples by split
+    balance: NotRequired[Any]
     counts: LengthCounts
     result: ResultRecord
     model: SavedModelRecord
+    rates: NotRequired[list["RateRecord"]]
     baselines: list[BaselineRecord]
     not_run: dict[str, str]
     curve: list[CurvePoint]

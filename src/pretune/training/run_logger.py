@@ -6,7 +6,6 @@ file of a resumed run equals that of an uninterrupted run, except for times.
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Any, Self
 
 from pretune.core import log
@@ -20,9 +19,6 @@ from pretune.training.metrics_log import MetricsLog, Trackers
 from pretune.training.optim import AveragedDescent
 from pretune.training.progress import Progress, RunSummary, show_summary
 from pretune.training.step import StepMetrics
-
-EXCLUDED_FIELDS = ("title", "cost", "held_out", "held_out_metrics", "unigram_loss", "warnings")
-"""Fields of the summary that the result contains in another form."""
 
 
 class RunLogger:
@@ -158,46 +154,31 @@ class RunLogger:
             self._metrics.sync()
             loop.state.metrics_bytes = self._metrics.size
 
-    def summarize(
-        self, loop: Loop, warnings: Sequence[str] = (), *, unigram_loss: float | None = None
-    ) -> dict[str, Any]:
+    def summarize(self, loop: Loop, warnings: Sequence[str] = (), *, unigram_loss: float | None = None) -> RunSummary:
         """Show and return the summary of the run; all ranks are assumed to use the same energy."""
-        state = loop.state
-        cost = compute_cost(
-            [self._meter.compute_totals()] * loop.ranks.world,
-            loop.ranks.device,
-            self.config.cost_rates,
-            precision=loop.precision,
-        )
+        state, totals = loop.state, [self._meter.compute_totals()] * loop.ranks.world
+        cost = compute_cost(totals, loop.ranks.device, self.config.cost_rates, precision=loop.precision)
         summary = RunSummary(
             title=self.run_dir.name,
             steps=state.step,
             tokens=state.tokens,
             seconds=cost.seconds,
-            cost=cost,
             loss=self.loss,
-            held_out=state.eval_metrics.get("loss"),
-            held_out_metrics={name: value for name, value in state.eval_metrics.items() if name != "loss"},
-            unigram_loss=unigram_loss,
             skipped=state.skipped_steps,
             waiting=state.data_wait,
             saving=state.saving,
             evaluating=state.evaluating,
-            warnings=tuple(warnings),
+            warnings=warnings,
+            elapsed=state.elapsed_seconds,
+            held_out=state.eval_metrics,
+            unigram_loss=unigram_loss,
+            best=state.best,
+            best_step=state.best_step,
+            cost=cost,
         )
         if loop.ranks.is_first:
             show_summary(summary)
-        facts = {name: value for name, value in asdict(summary).items() if name not in EXCLUDED_FIELDS}
-        best = {"best": state.best, "best_step": state.best_step}
-        return {
-            **facts,
-            "warnings": list(warnings),
-            "elapsed": state.elapsed_seconds,
-            "held_out": state.eval_metrics,
-            **({} if unigram_loss is None else {"unigram_loss": unigram_loss}),
-            **best,
-            "cost": cost.to_dict(),
-        }
+        return summary
 
     def _write(self, step: int, values: dict[str, Any]) -> None:
         assert self._metrics is not None and self._trackers is not None

@@ -11,18 +11,16 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.freeze import Epochs, Plateau
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.core.errors import UsageError
-from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.adapted_model import AdaptedModel, build_adapted_model, build_encoder
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.task_data import open_task
-from pretune.runs.finetune.trial import FinetuneTrial
+from pretune.runs.finetune.trial import TrialContext, prepare_trial
 from pretune.tasks.task import Task
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 from pretune.training.distributed import Ranks
-from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import split_parts
 from tests.runs import tasked
 from tests.runs.configs import build_finetune_config
@@ -101,8 +99,7 @@ def test_when_they_are_opened_can_be_said(base: Path, table: Path) -> None:
 def test_a_run_tells_them_how_long_it_is(base: Path, table: Path, tmp_path: Path, method: str) -> None:
     """So that the second half belongs to the whole model."""
     tuning = build_finetune_config(base, train=table, method=method, steps=40)
-    made = FinetuneTrial(tuning, open_task(tuning.task), RunDir(tmp_path), CPU, GracefulShutdown(""))
-    (hook,) = made.adapted_model.unfreezing
+    (hook,) = prepare_trial(tuning, TrialContext(task_data=open_task(tuning.task), ranks=CPU)).adapted_model.unfreezing
     assert (hook.epoch, hook.steps) == (3, 40)  # 96 examples in batches of 32
 
 

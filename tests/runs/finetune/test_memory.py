@@ -7,22 +7,24 @@ from typing import Any
 
 import pytest
 
+from pretune.runs.finetune import sweep
 from pretune.runs.finetune.entry import finetune
-from pretune.runs.finetune.trial import FinetuneTrial
+from pretune.runs.finetune.trial import PreparedTrial, prepare_trial
 
 
 @pytest.mark.slow
 def test_a_trial_is_gone_when_the_next_begins(
     base: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, seen, alive = FinetuneTrial.__init__, list[Any](), list[int]()
+    seen, alive = list[Any](), list[int]()
 
-    def begun(self: FinetuneTrial, *given: Any, **options: Any) -> None:
+    def prepared(*given: Any) -> PreparedTrial:
         gc.collect()
         alive.append(sum(model() is not None for model in seen))
-        begin(self, *given, **options)
-        seen.append(weakref.ref(self.model))
+        trial = prepare_trial(*given)
+        seen.append(weakref.ref(trial.model))
+        return trial
 
-    monkeypatch.setattr(FinetuneTrial, "__init__", begun)
+    monkeypatch.setattr(sweep, "prepare_trial", prepared)
     finetune(base, out=tmp_path / "run", train=table, steps=2, seeds=3, baselines="none")
     assert alive == [0, 0, 0]

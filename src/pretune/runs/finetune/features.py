@@ -9,6 +9,7 @@ batches of prediction, those without a cache in the batches of training: they ar
 trained weights. Predictions from given weights are the same to the bit.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,7 +25,9 @@ from pretune.runs.finetune.adapted_model import AdaptedModel
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.linear_probe import PooledFeatures
 from pretune.runs.finetune.task_data import TaskData
+from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
+from pretune.tasks.example import Example
 from pretune.tasks.predict import BATCH_TOKENS, compute_logits
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
@@ -83,6 +86,20 @@ def add_features(model: ModelWithHead, items: Items, precision: torch.dtype | No
     )
     name = "token_features" if per_token else "sequence_features"
     return replace(items, sequences=replace(items.sequences, **{name: features}))  # type: ignore[arg-type]
+
+
+def encode_features(
+    model: ModelWithHead,
+    encoder: TaskEncoder,
+    items: Items,
+    selection_examples: Sequence[Example],
+    precision: torch.dtype | None,
+) -> EncodedData:
+    """Return training items with their features, and those of the examples for model selection."""
+    selection = None
+    if selection_examples:
+        selection = add_features(model, encoder.encode(selection_examples, training=False), precision)
+    return EncodedData((add_features(model, items, precision),), selection)
 
 
 def has_features(items: Items) -> bool:

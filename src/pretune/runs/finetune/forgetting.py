@@ -27,6 +27,7 @@ from pretune.objectives.base import Objective
 from pretune.runs.config import read_objective
 from pretune.runs.training_data import DataConfig, TrainingData
 from pretune.training.distributed import Ranks
+from pretune.training.records import Forgetting
 from pretune.training.step import ModelWithLoss
 from pretune.training.validation import compute_validation_loss
 
@@ -75,7 +76,7 @@ class ForgettingMeter:
         self.initial_loss = self._compute_loss(base.to(ranks.device))
         self.initial_weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in base.named_parameters()}
 
-    def compare(self) -> dict[str, Any]:
+    def compare(self) -> Forgetting:
         """Return the loss before and after, and the relative weight change, in total and by part."""
         final_loss, merged_body = self._compute_loss(self.body), self.merge_body()
         squares = {

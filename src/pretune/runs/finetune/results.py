@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, cast
 
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError, DataError, UsageError
@@ -21,13 +21,24 @@ from pretune.runs.model_card import build_finetuning_card, draw_plots
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type, score
+from pretune.training.records import (
+    BaselineRecord,
+    CostFile,
+    CurvePoint,
+    Difference,
+    EnergyRecord,
+    ResultRecord,
+    SavedModelRecord,
+    ScoresFile,
+    TrialFile,
+    TrialRecord,
+)
 
-Facts = dict[str, Any]
 BaselineFactory = Callable[[Sequence[Example]], BaselineResult | None]
 """Baseline that needs the model, fitted on examples; returns None if the task does not support it."""
 BOOTSTRAP_ROUNDS, MAX_BOOTSTRAP_SECONDS = 1000, 20.0
 """Rounds of a bootstrap and its maximum seconds; slow metrics get fewer rounds."""
-SUMMED_COSTS = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
+SUMMED_COSTS: Final = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 
 def write_results(
@@ -35,18 +46,18 @@ def write_results(
     tuning: FinetuneConfig,
     plan: SweepPlan,
     task_data: TaskData,
-    trials: Sequence[Facts],
+    trials: Sequence[TrialFile],
     model_baselines: Mapping[str, BaselineFactory],
 ) -> FinetunedRun:
     """Run the baselines, compare, and write all results; cost.json is the last file."""
-    best = [facts for facts in trials if facts["labels"] == max(trial["labels"] for trial in trials)]
+    best = [trial for trial in trials if trial["labels"] == max(other["labels"] for other in trials)]
     rate = max(best, key=get_dev_score)["lr"]
-    selection = [facts for facts in best if facts["lr"] == rate]
+    selection = [trial for trial in best if trial["lr"] == rate]
     rows, absent = run_all_baselines(
         task_data, task_data.select_train(plan.max_train_examples, tuning.task.split_seed), plan, model_baselines
     )
-    collapse_notes = [find_collapse(task_data, facts) for facts in selection]
-    scores = {
+    collapse_notes = [find_collapse(task_data, trial) for trial in selection]
+    scores: ScoresFile = {
         "task": task_data.task.name,
         "kind": task_data.task.kind,
         "metric": task_data.task.metrics[0],
@@ -61,55 +72,52 @@ def write_results(
         "counts": selection[0]["counts"],
         "result": compute_result(task_data, selection),
         "model": describe_model(selection),
-        "rates": [{"lr": facts["lr"], "dev": get_dev_score(facts)} for facts in best if facts["seed"] == plan.seeds[0]],
+        "rates": [{"lr": trial["lr"], "dev": get_dev_score(trial)} for trial in best if trial["seed"] == plan.seeds[0]],
         "baselines": [compare_baseline(task_data, selection, row) for row in rows],
         "not_run": absent,
         "curve": compute_learning_curve(task_data, plan, tuning, trials, rate),
         "forgetting": selection[0].get("forgetting"),
-        "trials": [{name: value for name, value in facts.items() if name != "predictions"} for facts in trials],
+        "trials": [_drop_predictions(trial) for trial in trials],
     }
     io.write_json(run_dir.scores, scores)
     draw_plots(run_dir.path, scores)
-    cost = sum_costs([facts["summary"]["cost"] for facts in trials])
+    cost = sum_costs([trial["summary"]["cost"] for trial in trials])
     io.atomic_write(run_dir.card, build_finetuning_card(run_dir.name, tuning, scores, cost).encode())
     run_dir.write_cost({"trials": len(trials), "cost": cost})
     return FinetunedRun.open(run_dir.path)
 
 
-def get_dev_score(trial: Facts) -> float:
+def get_dev_score(trial: TrialFile) -> float:
     """Return the official metric on dev."""
     return float(next(iter(trial["scores"]["dev"].values())))
 
 
-def get_headline_score(task_data: TaskData, trial: Facts) -> float:
+def get_headline_score(task_data: TaskData, trial: TrialFile) -> float:
     """Return the official metric on the headline split."""
     return float(next(iter(trial["scores"][task_data.headline_split].values())))
 
 
-def compute_result(task_data: TaskData, trials: Sequence[Facts]) -> Facts:
+def compute_result(task_data: TaskData, trials: Sequence[TrialFile]) -> ResultRecord:
     """Return the mean score with its interval over seeds, and all values of the official metric."""
-    interval = compute_interval([get_headline_score(task_data, facts) for facts in trials])
-    names = trials[0]["scores"][task_data.headline_split]
-    means = {
-        name: sum(facts["scores"][task_data.headline_split][name] for facts in trials) / len(trials) for name in names
-    }
+    split, values = task_data.headline_split, [get_headline_score(task_data, trial) for trial in trials]
+    interval, minimum = compute_interval(values), -1.0 if task_data.task.metrics[0] in SIGNED_METRICS else 0.0
+    names = trials[0]["scores"][split]
+    means = {name: sum(trial["scores"][split][name] for trial in trials) / len(trials) for name in names}
     return {
-        "split": task_data.headline_split,
+        "split": split,
         "examples": len(task_data.eval_examples),
         "score": interval.mean,
         "std": interval.std,
-        "low": None
-        if interval.low is None
-        else max(interval.low, -1.0 if task_data.task.metrics[0] in SIGNED_METRICS else 0.0),
+        "low": None if interval.low is None else max(interval.low, minimum),
         "high": None if interval.high is None else min(interval.high, 1.0),
-        "seeds": [facts["seed"] for facts in trials],
-        "each": [get_headline_score(task_data, facts) for facts in trials],
+        "seeds": [trial["seed"] for trial in trials],
+        "each": values,
         "dev": sum(map(get_dev_score, trials)) / len(trials),
         "scores": means,
     }
 
 
-def find_collapse(task_data: TaskData, trial: Facts) -> str | None:
+def find_collapse(task_data: TaskData, trial: TrialFile) -> str | None:
     """Return a note on a model that predicts the same for all examples, with advice; None for any other."""
     task, split = task_data.task, task_data.headline_split
     answers, gold = (
@@ -139,11 +147,26 @@ def _list_answers(task: Task, part: Example | Prediction) -> list[str]:
     return []
 
 
-def describe_model(trials: Sequence[Facts]) -> Facts:
-    """Return facts of the trial whose model was saved: the best on dev."""
+def describe_model(trials: Sequence[TrialFile]) -> SavedModelRecord:
+    """Describe the trial whose model was saved: the best on dev."""
     best = max(trials, key=get_dev_score)
-    names = ("lr", "seed", "labels", "steps", "best_step", "trained", "parameters", "memory", "threshold")
-    return {**{name: best[name] for name in names}, "dev": get_dev_score(best), "scores": best["scores"]}
+    return {
+        "lr": best["lr"],
+        "seed": best["seed"],
+        "labels": best["labels"],
+        "steps": best["steps"],
+        "best_step": best["best_step"],
+        "trained": best["trained"],
+        "parameters": best["parameters"],
+        "memory": best["memory"],
+        "threshold": best["threshold"],
+        "dev": get_dev_score(best),
+        "scores": best["scores"],
+    }
+
+
+def _drop_predictions(trial: TrialFile) -> TrialRecord:
+    return cast(TrialRecord, {name: value for name, value in trial.items() if name != "predictions"})
 
 
 def run_all_baselines(
@@ -215,27 +238,26 @@ def run_simple_baselines(
     return combined_results, absent
 
 
-def read_predictions(trial: Facts, split: str) -> list[Prediction]:
+def read_predictions(trial: TrialFile, split: str) -> list[Prediction]:
     """Read a trial's predictions on a split."""
-    records: list[dict[str, Any]] = trial["predictions"][split]
-    fields: list[dict[str, Any]] = [
+    records: list[dict[str, Any]] = [
         {name: tuple(value) if isinstance(value, list) else value for name, value in record.items()}
-        for record in records
+        for record in trial["predictions"][split]
     ]
-    return [Prediction(**values) for values in fields]
+    return [Prediction(**record) for record in records]
 
 
-def compare_baseline(task_data: TaskData, trials: Sequence[Facts], row: BaselineResult) -> Facts:
+def compare_baseline(task_data: TaskData, trials: Sequence[TrialFile], row: BaselineResult) -> BaselineRecord:
     """Return a baseline's scores, and the difference of the runs on the same examples."""
     scores = compute_scores(task_data, task_data.eval_examples, row.predictions)
-    ours = [read_predictions(facts, task_data.headline_split) for facts in trials]
+    ours = [read_predictions(trial, task_data.headline_split) for trial in trials]
     return {
         "name": row.name,
         "about": row.description,
         "score": next(iter(scores.values())),
         "scores": scores,
         "seconds": round(row.seconds, 3),
-        "against": asdict(bootstrap(task_data, ours, row.predictions)),
+        "against": cast(Difference, asdict(bootstrap(task_data, ours, row.predictions))),
     }
 
 
@@ -283,13 +305,13 @@ def _score_example(task: Task, example: Example, prediction: Prediction) -> floa
 
 
 def compute_learning_curve(
-    task_data: TaskData, plan: SweepPlan, tuning: FinetuneConfig, trials: Sequence[Facts], rate: float
-) -> list[Facts]:
+    task_data: TaskData, plan: SweepPlan, tuning: FinetuneConfig, trials: Sequence[TrialFile], rate: float
+) -> list[CurvePoint]:
     """Return the result by training set size, with baselines on the same examples; empty for a single size."""
-    counts = sorted({facts["labels"] for facts in trials})
-    points: list[Facts] = []
+    counts = sorted({trial["labels"] for trial in trials})
+    points: list[CurvePoint] = []
     for count in counts if len(counts) > 1 else []:
-        subset = [facts for facts in trials if facts["labels"] == count and facts["lr"] == rate]
+        subset = [trial for trial in trials if trial["labels"] == count and trial["lr"] == rate]
         train = task_data.select_train(count, tuning.task.split_seed)
         rows, _ = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
         baseline_scores = {row.name: _score_baseline(task_data, row) for row in rows}
@@ -301,14 +323,14 @@ def _score_baseline(task_data: TaskData, row: BaselineResult) -> float:
     return float(next(iter(compute_scores(task_data, task_data.eval_examples, row.predictions).values())))
 
 
-def sum_costs(costs: Sequence[Mapping[str, Any]]) -> Facts:
+def sum_costs(costs: Sequence[CostFile]) -> CostFile:
     """Sum the cost of all trials; other values are those of the first."""
-    total = dict(costs[0])
+    total = costs[0].copy()
     for name in SUMMED_COSTS:
         total[name] = sum(cost[name] for cost in costs)
     peak = total.get("peak_flops")
     total["mfu"] = total["flops"] / (total["seconds"] * peak) if peak and total["seconds"] else None
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, EnergyRecord] = {}
     for cost in costs:
         for part in cost["energy"]:
             entry = parts.setdefault(part["what"], {**part, "joules": 0.0})

@@ -19,24 +19,26 @@ from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RAND
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
-from pretune.runs.finetune.features import EncodedData, EncodingKey
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.linear_probe import predict_with_probe
+from pretune.runs.finetune.outlook import RemainingWork, estimate_baseline_seconds
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
-from pretune.runs.finetune.trial import FinetuneTrial, RemainingWork, read_finished_trial
+from pretune.runs.finetune.trial import (
+    PreparedTrial,
+    TrialContext,
+    fit_trial,
+    prepare_trial,
+    read_finished_trial,
+)
 from pretune.runs.options.tasks import FinetuneOptions
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table_reader import get_columns
 from pretune.tasks.types import get_type
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
-
-Facts = dict[str, Any]
-BASELINE_SECONDS = {"majority": 0.0, "svm": 0.01, "vectors": 0.04, "logistic": 0.03, "bilstm": 1.4}
-"""Seconds of a baseline per 1,000 characters, measured on one core of a Neoverse-N1; others take as long as `vectors`.
-"""
+from pretune.training.records import TrialFile
 
 
 class FinetuneSweep:
@@ -53,9 +55,14 @@ class FinetuneSweep:
     ) -> None:
         self.tuning, self.plan, self.task_data, self.run_dir = tuning, plan, task_data, run_dir
         self.ranks, self.shutdown = ranks, shutdown
-        self.trials: list[Facts] = []
-        self.encoded_data: dict[EncodingKey, EncodedData] = {}  # shared by all seeds and rates
-        self.teacher = load_task_teacher(tuning, ranks.device)
+        self.trials: list[TrialFile] = []
+        self.context = TrialContext(
+            task_data=task_data,
+            ranks=ranks,
+            teacher=load_task_teacher(tuning, ranks.device),
+            forgetting=plan.forgetting,
+            encoded_data={},
+        )
 
     def run(self, *, resume: bool) -> FinetunedRun:
         """Run all trials, from the start or resumed, and write the results."""
@@ -79,7 +86,8 @@ class FinetuneSweep:
                 io.sweep(self.run_dir.path)
                 if not resume:
                     self.run_dir.check_free()
-                    environment = {} if self.teacher is None else {"teacher": self.teacher.fingerprint}
+                    teacher = self.context.teacher
+                    environment = {} if teacher is None else {"teacher": teacher.fingerprint}
                     tree = {**self.tuning.to_dict(), "plan": config.to_dict(self.plan)}
                     self.run_dir.write_settings({**tree, "environment": environment} if environment else tree)
             trial_config = self._adapt_language_model()
@@ -127,25 +135,23 @@ class FinetuneSweep:
         """Run one trial unless it is finished; the run's directory holds the best model so far."""
         trial_dir = self.run_dir if self.plan.is_single else self.run_dir.get_trial(self.plan.format_name(tuning))
         self.shutdown.disarm()
-        facts = self._load_finished_trial(trial_dir, resume)
-        if facts is None:
+        result = self._load_finished_trial(trial_dir, resume)
+        if result is None:
             if not self.plan.is_single:
                 log.info(f"{trial_dir.name}:")
-            trial = FinetuneTrial(
-                tuning, self.task_data, trial_dir, self.ranks, self.shutdown, encoded_data=self.encoded_data,
-                teacher=self.teacher, forgetting=self.plan.forgetting, remaining_work=self._estimate_remaining_work(),
-            )  # fmt: skip
-            facts = trial.run(lock, resume=resume)
-            full = [trial_facts for trial_facts in self.trials if trial_facts["labels"] == facts["labels"]]
+            trial = prepare_trial(tuning, self.context)
+            work = self._estimate_remaining_work()
+            result = fit_trial(trial, trial_dir, self.shutdown, resume=resume, lock=lock, remaining_work=work)
+            best = max(
+                (get_dev_score(other) for other in self.trials if other["labels"] == result["labels"]), default=-1e9
+            )
             if self.ranks.is_first:
-                if tuning.task.train_examples == self.plan.max_train_examples and get_dev_score(facts) > max(
-                    map(get_dev_score, full), default=-1e9
-                ):
-                    self._save_model(trial, facts)
-                io.write_json(trial_dir.trial, facts)
+                if tuning.task.train_examples == self.plan.max_train_examples and get_dev_score(result) > best:
+                    self._save_model(trial, trial_dir, result["threshold"])
+                io.write_json(trial_dir.trial, result)
                 if not self.plan.is_single:
                     trial_dir.remove_checkpoints()
-        self.trials.append(facts)
+        self.trials.append(result)
 
     def _estimate_remaining_work(self) -> RemainingWork:
         """Return the work after the next trial: other trials, including random weights, and baselines."""
@@ -156,12 +162,12 @@ class FinetuneSweep:
             trials=max(trials, 0), baselines=estimate_baseline_seconds(names, train, self.task_data.eval_examples)
         )
 
-    def _load_finished_trial(self, run_dir: RunDir, resume: bool) -> Facts | None:
-        """Return the facts of a finished trial, read by rank 0."""
-        facts: Facts | None = self.ranks.broadcast_object(
+    def _load_finished_trial(self, run_dir: RunDir, resume: bool) -> TrialFile | None:
+        """Return the result of a finished trial, read by rank 0."""
+        result: TrialFile | None = self.ranks.broadcast_object(
             read_finished_trial(run_dir) if resume and self.ranks.is_first else None
         )
-        return facts
+        return result
 
     def _run_probe(self, train: Sequence[Example]) -> BaselineResult | None:
         task, start = self.task_data.task, time.perf_counter()
@@ -204,32 +210,32 @@ class FinetuneSweep:
         overrides |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None, "tune.distill": None}
         tuning = build_finetune_config(FinetuneOptions(method="full+from-scratch", overrides=overrides), self.tuning)
         trial_dir = self.run_dir.get_trial(RANDOM)
-        facts = self._load_finished_trial(trial_dir, resume)
-        if facts is None:
-            remaining_work = replace(self._estimate_remaining_work(), trials=0)
-            facts = FinetuneTrial(
-                tuning, self.task_data, trial_dir, self.ranks, self.shutdown, remaining_work=remaining_work
-            ).run(lock, resume=resume)
+        result = self._load_finished_trial(trial_dir, resume)
+        if result is None:
+            trial = prepare_trial(tuning, TrialContext(task_data=self.task_data, ranks=self.ranks))
+            work = replace(self._estimate_remaining_work(), trials=0)
+            result = fit_trial(trial, trial_dir, self.shutdown, resume=resume, lock=lock, remaining_work=work)
             if self.ranks.is_first:
-                io.write_json(trial_dir.trial, facts)
+                io.write_json(trial_dir.trial, result)
                 trial_dir.remove_checkpoints()
-        predictions, seconds = read_predictions(facts, self.task_data.headline_split), facts["summary"]["seconds"]
+        predictions, seconds = read_predictions(result, self.task_data.headline_split), result["summary"]["seconds"]
         return BaselineResult(
             name=RANDOM, description="Same model from random weights", predictions=predictions, seconds=seconds
         )
 
-    def _save_model(self, trial: FinetuneTrial, trial_facts: Facts) -> None:
+    def _save_model(self, trial: PreparedTrial, trial_dir: RunDir, threshold: float | None) -> None:
         """Save a trial's model, task and predictions as those of the run."""
         model, method = trial.model, self.tuning.method
         methods.save(model.eval(), method, self.run_dir.path, base=self.tuning.base.path, overwrite=True)
-        build_saved_task(trial, trial_facts["threshold"]).write(self.run_dir.path)
+        build_saved_task(trial, threshold).write(self.run_dir.path)
         if not self.plan.is_single:
-            io.atomic_write(self.run_dir.predictions, trial.run_dir.predictions.read_bytes())
+            io.atomic_write(self.run_dir.predictions, trial_dir.predictions.read_bytes())
 
 
-def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask:
+def build_saved_task(trial: PreparedTrial, threshold: float | None) -> SavedTask:
     """Return the task settings that inference needs."""
-    task, encoder, task_config = trial.task, trial.encoders.encoders[0], trial.tuning.task
+    task_data, encoder, task_config = trial.context.task_data, trial.encoders.encoders[0], trial.tuning.task
+    task = task_data.task
     rules, columns = encoder.rules, get_columns(task)
     members = [
         TaskMember(
@@ -246,7 +252,7 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
         type=None if members else task.kind,
         labels=task.labels,
         metrics=task.metrics,
-        scale=None if trial.task_data.members else rules.scale,
+        scale=None if task_data.members else rules.scale,
         template=task.template,
         text=task_config.text or columns[0],
         pair=task_config.pair or columns[1],
@@ -257,9 +263,3 @@ def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask
         threshold=threshold,
         members=tuple(members),
     )
-
-
-def estimate_baseline_seconds(names: Sequence[str], train: Sequence[Example], test: Sequence[Example]) -> float:
-    """Estimate the seconds of these baselines, without those that train the model itself."""
-    characters = sum(len(example.text) + len(example.pair or "") for example in [*train[:MAX_TRAIN_EXAMPLES], *test])
-    return sum(BASELINE_SECONDS.get(name, BASELINE_SECONDS["vectors"]) for name in names) * characters / 1000
