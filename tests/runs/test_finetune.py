@@ -14,7 +14,7 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.run_dir import RunDir
 from pretune.models import catalog
-from pretune.runs.finetune import linear_probe
+from pretune.runs.finetune import features
 from pretune.runs.finetune.adapted_model import build_adapted_model
 from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
 from pretune.runs.finetune.defaults import (
@@ -213,11 +213,11 @@ class TestWays:
     def test_a_probe_reads_the_same_whatever_the_method(
         self, base: Path, table: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        opened, seen, read = open_task(TaskConfig(train=str(table))), [], linear_probe._compute_features
-        monkeypatch.setattr(linear_probe, "_compute_features", lambda *given: seen.append(read(*given)) or seen[-1])
+        opened, seen, read = open_task(TaskConfig(train=str(table))), [], features._compute_features
+        monkeypatch.setattr(features, "_compute_features", lambda *given: seen.append(read(*given)) or seen[-1])
         some = opened.parts.train[:20]
         for method in ("full", "prompt"):
-            linear_probe.predict_with_probe(
+            features.predict_with_probe(
                 build_finetune_config(base, train=table, method=method), opened.task, some, some, torch.device("cpu")
             )
         assert (seen[0] == seen[2]).all()

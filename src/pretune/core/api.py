@@ -7,7 +7,9 @@ table in a notebook, and as a pandas data frame.
 import functools
 import html
 import inspect
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pretune.core.errors import UsageError, find_synonyms, suggest
@@ -90,6 +92,19 @@ class Result:
 
     def _repr_html_(self) -> str:
         return render_table(self.to_rows())
+
+
+class PathResult(Result, os.PathLike[str]):
+    """Result in a directory; accepted wherever its path is."""
+
+    __slots__ = ()
+    path: Path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __str__(self) -> str:
+        return str(self.path)
 
 
 class ResultList(list[Any], Result):

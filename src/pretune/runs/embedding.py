@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
-from pretune.core.api import Result, check_arguments
+from pretune.core.api import PathResult, check_arguments
 from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
@@ -80,17 +80,11 @@ class EmbeddingConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainedEmbeddings(Result, os.PathLike[str]):
+class TrainedEmbeddings(PathResult):
     """Path and scores of the trained model; accepted wherever its path is."""
 
     path: Path
     scores: dict[str, Any]
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __str__(self) -> str:
-        return str(self.path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the path and the scores as plain data."""

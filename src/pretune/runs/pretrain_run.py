@@ -1,7 +1,6 @@
 """Pre-training run: opens and checks data and model, trains them, and writes the model with its card and cost."""
 
 import contextlib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from pretune.adaptation.teacher import (
     load_teacher,
 )
 from pretune.core import config, io, log
-from pretune.core.api import Result
+from pretune.core.api import PathResult
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.log import format_count, join_names
@@ -58,17 +57,11 @@ MIN_USEFUL_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class PretrainedRun(Result, os.PathLike[str]):
+class PretrainedRun(PathResult):
     """Path and summary of a run; accepted wherever its path is."""
 
     path: Path
     summary: dict[str, Any]
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __str__(self) -> str:
-        return str(self.path)
 
     def __repr__(self) -> str:
         loss = "" if self.loss is None else f", loss={self.loss:.4f}"

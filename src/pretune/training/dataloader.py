@@ -11,7 +11,6 @@ import multiprocessing
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.util import Finalize
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -109,9 +108,7 @@ class DataLoader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _discard_pending(self) -> None:

@@ -21,21 +21,8 @@ ASSUMED_LOAD = 0.8
 """Fraction of its power limit that a board without a counter is assumed to draw during training."""
 UNKNOWN_WATTS = 300.0  # power limit of a board missing in our table
 CORE_WATTS = DEVICES["laptop-cpu"].watts / 8  # it has eight cores
-_IGNORED_WORDS = {
-    "nvidia",
-    "tesla",
-    "geforce",
-    "sxm",
-    "sxm2",
-    "sxm4",
-    "sxm5",
-    "40gb",
-    "80gb",
-    "141gb",
-    "hbm2e",
-    "hbm3",
-    "hbm3e",
-}
+_MAKERS = {"nvidia", "tesla", "geforce"}
+_VARIANTS = {"sxm", "sxm2", "sxm4", "sxm5", "40gb", "80gb", "141gb", "hbm2e", "hbm3", "hbm3e"}
 
 
 class Gauge(Protocol):
@@ -83,7 +70,7 @@ def find_device(name: str) -> Device | None:
     >>> find_device("NVIDIA H100 80GB HBM3").name, find_device("NVIDIA H100 PCIe")
     ('h100', None)
     """
-    words = [word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _IGNORED_WORDS]
+    words = [word for word in re.findall(r"[a-z0-9]+", name.lower()) if word not in _MAKERS | _VARIANTS]
     return DEVICES.get("".join(words))
 
 

@@ -14,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, cast
 
 from pretune.core import log
@@ -87,9 +86,7 @@ class Progress:
             self._task = self._bar.add_task(self._title, total=1.0, words="")
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._exit_stack.close()
         self._bar = None
 

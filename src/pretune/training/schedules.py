@@ -32,48 +32,51 @@ class FractionOrSteps(Constraint):
 Warmup = Annotated[int | float, FractionOrSteps()]
 
 
-@spec
-class Constant:
-    """Constant learning rate after the warmup."""
+class WarmupThenDecay:
+    """Schedule that rises linearly during its warmup and then follows the decay of a subclass."""
 
-    warmup: Warmup = 0
-
-    def compute_factor(self, step: int, total: int) -> float:
-        return _apply_warmup(self.warmup, step, total, lambda x: 1.0)
-
-    def compute_factor_at(self, progress: float, step: int) -> float:
-        return _apply_timed_warmup(self.warmup, progress, step, lambda x: 1.0)
-
-
-@spec(kind="linear")
-class LinearSchedule:
-    """Linear warmup and linear decay (BERT: warmup 10,000 of 1,000,000 steps; RoBERTa: 24,000 of 500,000)."""
-
-    warmup: Warmup = 0.01
-    floor: Fraction = 0.0
+    warmup: Warmup
 
     def compute_factor(self, step: int, total: int) -> float:
         return _apply_warmup(self.warmup, step, total, self._decay)
 
     def compute_factor_at(self, progress: float, step: int) -> float:
-        return _apply_timed_warmup(self.warmup, progress, step, self._decay)
+        if self.warmup < 1:
+            return _apply_warmup(self.warmup, progress, 1.0, self._decay)
+        return _compute_warmup_factor(self.warmup, step) * self._decay(min(progress, 1.0))
+
+    def _decay(self, x: float) -> float:
+        """Return the factor after the fraction x of the time that follows the warmup."""
+        raise NotImplementedError
+
+
+@spec
+class Constant(WarmupThenDecay):
+    """Constant learning rate after the warmup."""
+
+    warmup: Warmup = 0
+
+    def _decay(self, x: float) -> float:
+        return 1.0
+
+
+@spec(kind="linear")
+class LinearSchedule(WarmupThenDecay):
+    """Linear warmup and linear decay (BERT: warmup 10,000 of 1,000,000 steps; RoBERTa: 24,000 of 500,000)."""
+
+    warmup: Warmup = 0.01
+    floor: Fraction = 0.0
 
     def _decay(self, x: float) -> float:
         return self.floor + (1 - self.floor) * (1 - x)
 
 
 @spec
-class Cosine:
+class Cosine(WarmupThenDecay):
     """Cosine decay (Loshchilov and Hutter, 2017; GPT-3 with floor 0.1)."""
 
     warmup: Warmup = 0.01
     floor: Fraction = 0.0
-
-    def compute_factor(self, step: int, total: int) -> float:
-        return _apply_warmup(self.warmup, step, total, self._decay)
-
-    def compute_factor_at(self, progress: float, step: int) -> float:
-        return _apply_timed_warmup(self.warmup, progress, step, self._decay)
 
     def _decay(self, x: float) -> float:
         return self.floor + (1 - self.floor) * (1 + math.cos(math.pi * x)) / 2
@@ -172,12 +175,6 @@ def _apply_warmup(warmup: float, step: float, total: float, decay: DecayFunction
     if step < warmup_steps:
         return step / warmup_steps
     return decay(min((step - warmup_steps) / (total - warmup_steps), 1.0))
-
-
-def _apply_timed_warmup(warmup: float, progress: float, step: int, decay: DecayFunction) -> float:
-    if warmup < 1:
-        return _apply_warmup(warmup, progress, 1.0, decay)
-    return _compute_warmup_factor(warmup, step) * decay(min(progress, 1.0))
 
 
 def _compute_warmup_factor(warmup: float, step: float) -> float:

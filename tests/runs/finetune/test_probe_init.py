@@ -15,7 +15,7 @@ from pretune.models.hf import checkpoint
 from pretune.nn.batch_norm import BatchNorm
 from pretune.nn.heads import PoolingConfig
 from pretune.runs.finetune.entry import finetune
-from pretune.runs.finetune.linear_probe import center_dropout, fit_head
+from pretune.runs.finetune.features import center_dropout, fit_head
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
 from pretune.tasks.predict import compute_logits

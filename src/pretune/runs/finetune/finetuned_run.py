@@ -17,7 +17,7 @@ from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
 from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.quantized import Quantization
 from pretune.core import config, io
-from pretune.core.api import Result
+from pretune.core.api import PathResult
 from pretune.core.errors import CheckpointError, UsageError, explain_missing
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
@@ -35,7 +35,7 @@ from pretune.training.records import HeadlineFile
 
 
 @dataclass(slots=True, repr=False)
-class FinetunedRun(Result, os.PathLike[str]):
+class FinetunedRun(PathResult):
     """Path, scores and task of a fine-tuned run; accepted wherever its path is."""
 
     path: Path
@@ -66,12 +66,6 @@ class FinetunedRun(Result, os.PathLike[str]):
         scores = {**config.read_record(HeadlineFile, file, CheckpointError)} if file.is_file() else {}
         base_path = None if base is None else resolve_path(base)
         return cls(run, scores, saved_task, device, base=base_path, quantize=quantize)
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __str__(self) -> str:
-        return str(self.path)
 
     @property
     def score(self) -> float | None:

@@ -19,8 +19,8 @@ from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RAND
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
+from pretune.runs.finetune.features import predict_with_probe
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.linear_probe import predict_with_probe
 from pretune.runs.finetune.outlook import RemainingWork, estimate_baseline_seconds
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember

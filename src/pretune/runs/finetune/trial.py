@@ -43,11 +43,12 @@ from pretune.runs.finetune.features import (
     EncodingKey,
     FeatureFlops,
     can_cache,
+    center_dropout,
     encode_features,
+    fit_head,
     has_features,
 )
 from pretune.runs.finetune.forgetting import ForgettingMeter
-from pretune.runs.finetune.linear_probe import center_dropout, fit_head
 from pretune.runs.finetune.outlook import RemainingWork, TrialOutlook
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.example import Example, Prediction

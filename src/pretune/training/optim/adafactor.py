@@ -7,15 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
 
 from pretune.core.config import NonNegative, Positive, spec
 from pretune.training.optim.base import (
     ParameterGroup,
+    SkippableOptimizer,
     create_counter,
-    get_gradients,
-    get_step_condition,
-    iter_chunks,
     write_if,
 )
 
@@ -43,13 +40,13 @@ class Adafactor:
         return FactoredMoments(self, groups)
 
 
-class FactoredMoments(Optimizer):
+class FactoredMoments(SkippableOptimizer):
     """The optimizer of `Adafactor`; state: `step`, and `rows` and `columns` of matrices or `squares` of the rest.
 
     Weights of the same shape are stacked into one tensor [k, …].
     """
 
-    _step_supports_amp_scaling = True
+    updates_same_shapes = True
 
     def __init__(self, spec: Adafactor, groups: Sequence[ParameterGroup]) -> None:
         super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
@@ -64,19 +61,16 @@ class FactoredMoments(Optimizer):
             return {"rows": squares.mean(-1), "columns": squares.mean(-2)}
         return {"squares": squares}
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient."""
-        ok = get_step_condition(self)
-        for group in self.param_groups:
-            for weights in iter_chunks(group, same_shape=True):
-                # NOTE: sharded weights one at a time: stacking them would move them between devices.
-                for chunk in [[weight] for weight in weights] if isinstance(weights[0], DTensor) else [weights]:
-                    self._step(chunk, group, ok)
+    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        if isinstance(weights[0], DTensor):
+            # NOTE: sharded weights one at a time: stacking them would move them between devices.
+            for weight, gradient in zip(weights, gradients, strict=True):
+                self._update_stack(ok, group, [weight], gradient.unsqueeze(0))
+        else:
+            self._update_stack(ok, group, weights, _stack(gradients))
 
-    def _step(self, weights: list[Tensor], group: dict[str, Any], ok: Tensor | None) -> None:
+    def _update_stack(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: Tensor) -> None:
         states = [self.state[weight] for weight in weights]
-        gradients = _stack(get_gradients(weights))
         counts = torch.stack([state["step"] for state in states]) + 1
         new_moments, update = self._update_moments(states, gradients, counts)
         rates: Tensor = group["lr"] * (

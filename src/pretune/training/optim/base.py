@@ -227,6 +227,26 @@ def get_gradients(weights: Sequence[Tensor]) -> list[Tensor]:
     return [weight.grad for weight in weights if weight.grad is not None]
 
 
+class SkippableOptimizer(Optimizer):
+    """Optimizer whose step can be skipped on the device; a subclass has the rule of an update."""
+
+    _step_supports_amp_scaling = True
+    updates_same_shapes = False
+    """True if the weights of an update have a single shape."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Update all weights that have a gradient."""
+        ok = get_step_condition(self)
+        for group in self.param_groups:
+            for weights in iter_chunks(group, same_shape=self.updates_same_shapes):
+                self.update(ok, group, weights, get_gradients(weights))
+
+    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Write the new weights and states, if `ok`."""
+        raise NotImplementedError
+
+
 def create_counter(weight: Tensor, value: float = 0.0) -> Tensor:
     """Create a step counter on a weight's device (float32, exact up to 2^24)."""
     return torch.full((), value, dtype=torch.float32, device=weight.device)

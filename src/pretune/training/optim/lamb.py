@@ -1,19 +1,17 @@
 """LAMB: layer-wise adaptive moments for large batches (You et al., 2020)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pretune.core.config import NonNegative, spec
 from pretune.training.optim.base import (
     Beta,
     ParameterGroup,
+    SkippableOptimizer,
     create_counter,
-    get_gradients,
-    get_step_condition,
-    iter_chunks,
     write_if,
 )
 
@@ -40,10 +38,8 @@ class Lamb:
         return LayerwiseMoments(self, groups)
 
 
-class LayerwiseMoments(Optimizer):
+class LayerwiseMoments(SkippableOptimizer):
     """The optimizer of `Lamb`; state: `step`, `exp_avg`, `exp_avg_sq`."""
-
-    _step_supports_amp_scaling = True
 
     def __init__(self, spec: Lamb, groups: Sequence[ParameterGroup]) -> None:
         param_groups = [
@@ -60,31 +56,25 @@ class LayerwiseMoments(Optimizer):
                     "exp_avg_sq": torch.zeros_like(weight),
                 }
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient."""
-        ok = get_step_condition(self)
-        for group in self.param_groups:
-            for weights in iter_chunks(group):
-                steps, means, squares = (
-                    [self.state[weight][key] for weight in weights] for key in ("step", "exp_avg", "exp_avg_sq")
-                )
-                gradients = get_gradients(weights)
-                counts = torch._foreach_add(steps, 1)
-                new_means = torch._foreach_lerp(means, gradients, 1 - self.spec.betas[0])
-                new_squares = torch._foreach_mul(squares, self.spec.betas[1])
-                torch._foreach_addcmul_(new_squares, gradients, gradients, 1 - self.spec.betas[1])
-                update = self._compute_direction(new_means, new_squares, counts)
-                if group["weight_decay"]:
-                    torch._foreach_add_(update, weights, alpha=group["weight_decay"])
-                if group["trust"]:
-                    torch._foreach_mul_(update, _compute_trust_ratios(weights, update))
-                write_if(ok, steps, counts)
-                write_if(ok, means, new_means)
-                write_if(ok, squares, new_squares)
-                torch._foreach_mul_(update, -group["lr"])
-                torch._foreach_add_(update, weights)
-                write_if(ok, weights, update)
+    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        steps, means, squares = (
+            [self.state[weight][key] for weight in weights] for key in ("step", "exp_avg", "exp_avg_sq")
+        )
+        counts = torch._foreach_add(steps, 1)
+        new_means = torch._foreach_lerp(means, gradients, 1 - self.spec.betas[0])
+        new_squares = torch._foreach_mul(squares, self.spec.betas[1])
+        torch._foreach_addcmul_(new_squares, gradients, gradients, 1 - self.spec.betas[1])
+        update = self._compute_direction(new_means, new_squares, counts)
+        if group["weight_decay"]:
+            torch._foreach_add_(update, weights, alpha=group["weight_decay"])
+        if group["trust"]:
+            torch._foreach_mul_(update, _compute_trust_ratios(weights, update))
+        write_if(ok, steps, counts)
+        write_if(ok, means, new_means)
+        write_if(ok, squares, new_squares)
+        torch._foreach_mul_(update, -group["lr"])
+        torch._foreach_add_(update, weights)
+        write_if(ok, weights, update)
 
     def _compute_direction(self, mean: Tensors, square: Tensors, counts: Tensors) -> list[Tensor]:
         """Return Adam's update."""

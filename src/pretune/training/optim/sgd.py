@@ -7,16 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from pretune.core.config import NonNegative, Positive, spec
 from pretune.training.optim.base import (
     Beta,
     ParameterGroup,
+    SkippableOptimizer,
     create_counter,
-    get_gradients,
-    get_step_condition,
-    iter_chunks,
     write_if,
 )
 
@@ -25,7 +22,8 @@ from pretune.training.optim.base import (
 class SGD:
     """SGD with momentum: g += weight_decay w;  b = momentum b + g;  w -= lr b.
 
-    Not torch's fused kernel: if its very first step is skipped, it continues from uninitialized memory.
+    Not torch's: its fused kernel, the only one of its SGD that can skip a step on the device, has no rule for sharded
+    weights, and continues from uninitialized memory if its very first step is skipped.
     """
 
     lr: NonNegative[float] = 0.1
@@ -36,25 +34,23 @@ class SGD:
         return MomentumDescent(self, groups)
 
 
-class _Descent(Optimizer):
-    """Steps along gradients with weight decay; a subclass has the rule of an update."""
-
-    _step_supports_amp_scaling = True
+class _Descent(SkippableOptimizer):
+    """Steps along gradients with weight decay (an L2 penalty)."""
 
     def __init__(
         self, groups: Sequence[ParameterGroup], lr: float, weight_decay: float, defaults: dict[str, float]
     ) -> None:
         super().__init__([group.to_param_group(lr=lr, weight_decay=weight_decay) for group in groups], defaults)
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all weights that have a gradient."""
-        ok = get_step_condition(self)
-        for group in self.param_groups:
-            for weights in iter_chunks(group):
-                self._update(ok, group, weights, _add_weight_decay(weights, group["weight_decay"]))
+    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+        """Add the weight decay to the gradients, and take the step."""
+        if group["weight_decay"]:
+            gradients = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
+        self._descend(ok, group, weights, gradients)
 
-    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def _descend(
+        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         """Write the new weights and states, if `ok`."""
         raise NotImplementedError
 
@@ -68,7 +64,9 @@ class MomentumDescent(_Descent):
             for weight in group.parameters:
                 self.state[weight]["momentum"] = torch.zeros_like(weight)
 
-    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def _descend(
+        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         updates = gradients
         if group["momentum"]:
             momenta = [self.state[weight]["momentum"] for weight in weights]
@@ -102,18 +100,14 @@ class AdaptiveDescent(_Descent):
             for weight in group.parameters:
                 self.state[weight]["sum"] = torch.full_like(weight, spec.initial_accumulator)
 
-    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def _descend(
+        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         sums = [self.state[weight]["sum"] for weight in weights]
         new_sums = torch._foreach_addcmul(sums, gradients, gradients)
         scales = torch._foreach_add(torch._foreach_sqrt(new_sums), group["eps"])
         write_if(ok, weights, torch._foreach_sub(weights, torch._foreach_div(gradients, scales), alpha=group["lr"]))
         write_if(ok, sums, new_sums)
-
-
-def _add_weight_decay(weights: Sequence[Tensor], weight_decay: float) -> list[Tensor]:
-    """Return the gradients, with weight decay (an L2 penalty) added."""
-    gradients = get_gradients(weights)
-    return list(torch._foreach_add(gradients, list(weights), alpha=weight_decay)) if weight_decay else gradients
 
 
 @spec
@@ -188,7 +182,9 @@ class AveragedDescent(_Descent):
         """Restore the result of `get_trigger_state`."""
         self.losses, self.is_triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
 
-    def _update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def _descend(
+        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
+    ) -> None:
         new_weights = torch._foreach_sub(weights, gradients, alpha=group["lr"])
         averages = [self.state[weight]["average"] for weight in weights]
         since = [self.state[weight]["since"] for weight in weights]
