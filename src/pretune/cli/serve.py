@@ -1,6 +1,7 @@
 """`pretune serve`: models behind an HTTP server."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -8,12 +9,15 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from pretune.cli._inputs import check_model
 from pretune.cli._options import AsJson, DeviceName, argument, option
 from pretune.core import log
 from pretune.core.errors import UsageError, import_extra
+
+if TYPE_CHECKING:
+    from pretune.server.engine import Engine
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NO_MODEL = (
@@ -91,32 +95,34 @@ def serve(
         if not is_word_vectors(source):
             check_model(source)
     target = str(resolve_device(device))
+    from pretune.server import http
     from pretune.server.engine import Engine
-    from pretune.server.http import open_socket
-    from pretune.server.http import serve as work
 
     secret = (os.environ.get("PRETUNE_TOKEN") if token is None else token) or None
     if host not in LOOPBACK and secret is None:
         log.warn(f"every machine that reaches {host} can use the models; set --token, or use --host 127.0.0.1")
-    listener = open_socket(host, port)
+    listener = http.open_socket(host, port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     engine = Engine(sources, device=target, config=config)
 
-    def report_ready() -> None:
-        capabilities = {name: worker.model.capabilities for name, worker in engine.workers.items()}
-        if as_json:
-            log.print_result(json.dumps({"url": address, "models": capabilities}, allow_nan=False), flush=True)
-            return
-        for name, names in capabilities.items():
-            log.info(f"{name}: {', '.join(names)}")
-        log.print_result(f"serving {', '.join(capabilities)} at {address} (open it in a browser)", flush=True)
-
     log.info(f"loading {', '.join(sources)}; {address}/health answers 200 when it is done")
     threads = {*threading.enumerate()}
+    on_ready = functools.partial(report_ready, engine, address, as_json=as_json)
     hosts = allowed_hosts or ()
-    work(engine, listener, host=host, hosts=hosts, token=secret, on_ready=report_ready, on_timeout=end_process)
+    http.serve(engine, listener, host=host, hosts=hosts, token=secret, on_ready=on_ready, on_timeout=end_process)
     if not {*threading.enumerate()} <= threads:  # NOTE: at its end the interpreter aborts if a thread is inside torch
         end_process()
+
+
+def report_ready(engine: "Engine", address: str, *, as_json: bool) -> None:
+    """Print where the models are served, and what they can do."""
+    capabilities = {name: worker.model.capabilities for name, worker in engine.workers.items()}
+    if as_json:
+        log.print_result(json.dumps({"url": address, "models": capabilities}, allow_nan=False), flush=True)
+        return
+    for name, names in capabilities.items():
+        log.info(f"{name}: {', '.join(names)}")
+    log.print_result(f"serving {', '.join(capabilities)} at {address} (open it in a browser)", flush=True)
 
 
 def end_process() -> None:

@@ -218,50 +218,42 @@ def generate_texts(
         raise UsageError(f"batch must be >= 1, got {batch}")
     language_model = get_predictive_model(model)
     check_can_generate(language_model)
-    tokenizer = get_tokenizer(language_model)
-    stop_strings = stop if isinstance(stop, StopStrings) else StopStrings(stop)
+    tokenizer, is_decoder = get_tokenizer(language_model), not language_model.spec.is_encoder_decoder
+    stops = stop if isinstance(stop, StopStrings) else StopStrings(stop)
     start_id = None if start is None else find_token_id(tokenizer, start)
     generation_tokens = GenerationTokens.from_model(language_model, start=start_id)
     prompt_ids, truncated_tokens = encode_prompts(
         language_model, tokenizer, prompts, generation_tokens, max_new_tokens=config.max_new_tokens, truncate=truncate
     )
     if truncated_tokens:
-        log.warn(
-            f"prompts truncated by {format_count(truncated_tokens, 'tokens')}: with {config.max_new_tokens} new tokens "
-            "they do not fit the model"
-        )
-    continuations = [
-        Continuation(tokenizer, () if language_model.spec.is_encoder_decoder else ids) for ids in prompt_ids
-    ]
-    streamer = _build_stream(callbacks.on_text, stop_strings, config, len(prompts))
-    if streamer is not None and not language_model.spec.is_encoder_decoder:
+        count = format_count(truncated_tokens, "tokens")
+        log.warn(f"prompts truncated by {count}: with {config.max_new_tokens} new tokens they do not fit the model")
+    continuations = [Continuation(tokenizer, ids if is_decoder else ()) for ids in prompt_ids]
+    streamer = _build_stream(callbacks.on_text, stops, config, len(prompts))
+    if streamer is not None and is_decoder:
         streamer.on_text(prompts[0])
 
     def on_tokens(request: int, return_index: int, tokens: list[int]) -> bool:
         text = continuations[request](tokens)
         if streamer is not None:
             streamer.update(text)
-        return stop_strings.truncate(text)[1]
+        return stops.truncate(text)[1]
 
-    is_observed = streamer is not None or stop_strings.texts
-    decoding_callbacks = DecodingCallbacks(
-        on_tokens if is_observed else None, callbacks.on_progress, interval=None if streamer is None else 1
-    )
+    is_observed = streamer is not None or stops.texts
     results = generate_tokens(
         language_model,
         prompt_ids,
         config,
         generation_tokens=generation_tokens,
-        callbacks=decoding_callbacks,
+        callbacks=DecodingCallbacks(
+            on_tokens if is_observed else None, callbacks.on_progress, interval=None if streamer is None else 1
+        ),
         batch=batch,
         torch_compile=torch_compile,
         prefix=prefix,
     )
     texts = [
-        [
-            _build_text("" if language_model.spec.is_encoder_decoder else prompt, continuation, result, stop_strings)
-            for result in prompt_results
-        ]
+        [_build_text(prompt if is_decoder else "", continuation, stops, tokens) for tokens in prompt_results]
         for prompt, continuation, prompt_results in zip(prompts, continuations, results, strict=True)
     ]
     if streamer is not None:
@@ -269,11 +261,10 @@ def generate_texts(
     return texts
 
 
-def _build_text(prompt: str, continuation: Continuation, result: GeneratedTokens, stops: StopStrings) -> GeneratedText:
+def _build_text(prompt: str, continuation: Continuation, stops: StopStrings, result: GeneratedTokens) -> GeneratedText:
     new, is_stopped = stops.truncate(continuation(result.tokens))
-    return GeneratedText(
-        prompt + new, new, "stop" if is_stopped else result.finish_reason, len(result.tokens), result.score
-    )
+    reason = "stop" if is_stopped else result.finish_reason
+    return GeneratedText(prompt + new, new, reason, len(result.tokens), result.score)
 
 
 def _build_stream(

@@ -12,7 +12,7 @@ import hashlib
 import io as memory
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -201,45 +201,51 @@ def build(
     check_unique_ids(row_ids)
     if not add and directory.is_dir() and any(directory.iterdir()):
         raise UsageError(f"{directory}: not empty; use --add to add to an index, or another --out")
-    if add:
-        index = Index.open(directory)
-        if method not in (METHODS[0], index.metadata["method"]):
-            raise UsageError(f"{directory}: method is '{index.metadata['method']}'; cannot add to it with '{method}'")
-        other_options = _check_same_options(index, given_options)
-        embedder = index.load_embedder(model, device=device, **other_options)
-        _list_new_ids(index, ids, len(texts))  # invalid ones raise before the texts are embedded
+    if not add:
+        embedder, query_prompt = _build_document_embedder(model, device, given_options)
         result = embedder(list(texts), on_progress)
-        with lock_for_writing(directory):
-            index = Index.open(directory)  # another writer may have added to it since
-            index.check_embedder(embedder)
-            _write_addition(index, result, _list_new_ids(index, ids, len(texts)), texts)
+        metadata = {
+            "form": FORMAT_VERSION,
+            "model": _locate_model(model),
+            **({} if query_prompt is None else {"query_prompt": query_prompt}),
+            "fingerprint": compute_fingerprint(embedder),
+            "embedding": config.to_dict(embedder.encoder.config),
+            "width": embedder.width,
+            "method": method,
+            "parts": [len(result.vectors)],
+            "cut": result.truncated_texts,
+        }
+        files = _build_part(0, result, row_ids, texts)
+        if method != METHODS[0]:
+            files["graph-00000.safetensors"] = extend_faiss(None, [], result.vectors, method)
+        publish(directory, cast(IndexMetadata, metadata), files)
         return Index.open(directory)
-    embedding_options = {"normalise": True, **given_options}
-    query_prompt = embedding_options.pop("query_prompt", None)
-    embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
-    if "prompt" not in embedding_options:
-        document_prompt, default_query_prompt = embedder.prompts
-        if document_prompt is not None and default_query_prompt is None:
-            default_query_prompt = embedder.encoder.config.prompt
-        embedder = embedder.with_prompt(document_prompt)
-        query_prompt = default_query_prompt if query_prompt is None else query_prompt
+    index = Index.open(directory)
+    if method not in (METHODS[0], index.metadata["method"]):
+        raise UsageError(f"{directory}: method is '{index.metadata['method']}'; cannot add to it with '{method}'")
+    embedder = index.load_embedder(model, device=device, **_check_same_options(index, given_options))
+    _list_new_ids(index, ids, len(texts))  # invalid ones raise before the texts are embedded
     result = embedder(list(texts), on_progress)
-    metadata: dict[str, Any] = {
-        "form": FORMAT_VERSION,
-        "model": _locate_model(model),
-        **({} if query_prompt is None else {"query_prompt": query_prompt}),
-        "fingerprint": compute_fingerprint(embedder),
-        "embedding": config.to_dict(embedder.encoder.config),
-        "width": embedder.width,
-        "method": method,
-        "parts": [len(result.vectors)],
-        "cut": result.truncated_texts,
-    }
-    files = _build_part(0, result, row_ids, texts)
-    if method != METHODS[0]:
-        files["graph-00000.safetensors"] = extend_faiss(None, [], result.vectors, method)
-    publish(directory, cast(IndexMetadata, metadata), files)
+    with lock_for_writing(directory):
+        index = Index.open(directory)  # another writer may have added to it since
+        index.check_embedder(embedder)
+        _write_addition(index, result, _list_new_ids(index, ids, len(texts)), texts)
     return Index.open(directory)
+
+
+def _build_document_embedder(
+    model: str | os.PathLike[str] | nn.Module, device: str | None, options: Mapping[str, Any]
+) -> tuple[Embedder, str | None]:
+    """Return the embedder of a new index's texts, and the prompt of its queries."""
+    embedding_options = {"normalise": True, **options}
+    query_prompt: str | None = embedding_options.pop("query_prompt", None)
+    embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
+    if "prompt" in embedding_options:
+        return embedder, query_prompt
+    document_prompt, default_query_prompt = embedder.prompts
+    if document_prompt is not None and default_query_prompt is None:
+        default_query_prompt = embedder.encoder.config.prompt
+    return embedder.with_prompt(document_prompt), default_query_prompt if query_prompt is None else query_prompt
 
 
 def _list_new_ids(index: Index, ids: Sequence[str] | None, count: int) -> list[str]:
@@ -254,9 +260,8 @@ def _list_new_ids(index: Index, ids: Sequence[str] | None, count: int) -> list[s
 def _write_addition(index: Index, result: EmbeddingResult, ids: Sequence[str], texts: Sequence[str]) -> None:
     """Write the next generation of an index."""
     old = index.metadata
-    metadata: IndexMetadata = {
-        **old, "parts": [*old["parts"], len(result.vectors)], "cut": old["cut"] + result.truncated_texts
-    }  # fmt: skip
+    parts, truncated_texts = [*old["parts"], len(result.vectors)], old["cut"] + result.truncated_texts
+    metadata: IndexMetadata = {**old, "parts": parts, "cut": truncated_texts}
     metadata.pop("file", None)
     files = _build_part(len(old["parts"]), result, ids, texts)
     if old["method"] != METHODS[0]:

@@ -71,9 +71,8 @@ def build_card(model: LoadedModel) -> dict[str, Any]:
 
     What a model does not have is empty. A damaged file is a note; the other parts are still returned.
     """
-    out: dict[str, Any] = {
-        "facts": [*_list_facts(model)], "card": "", "scores": [], "data": None, "cost": [], "curves": [], "notes": [],
-    }  # fmt: skip
+    out: dict[str, Any] = {"facts": [*_list_facts(model)], "card": "", "data": None}
+    out |= {name: [] for name in ("scores", "cost", "curves", "notes")}
     if model.path is None or not model.path.is_dir():
         return out
     run_dir = RunDir(model.path)

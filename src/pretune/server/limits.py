@@ -5,19 +5,15 @@ import contextlib
 import hmac
 import ipaddress
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
-from typing import Any
+from collections.abc import Collection, Iterable
 from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pretune.core import log
 from pretune.server.config import ServerConfig
 from pretune.server.engine import Engine
 from pretune.server.errors import SHUT_DOWN, HttpError, RefusedError, UnavailableError, describe_error
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 ANY_ADDRESS = "*address*"
 """Stands for all addresses among the names of a server."""
@@ -54,7 +50,7 @@ class Gate:
 
     def __init__(
         self,
-        app: Application,
+        app: ASGIApp,
         engine: Engine,
         *,
         hosts: Collection[str],
@@ -65,7 +61,7 @@ class Gate:
         self.hosts = {host.lower() for host in hosts}
         self.connections: Collection[object] = ()  # the open ones
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             return
@@ -98,7 +94,7 @@ class Gate:
             path = scope["path"] if scope["path"] in self.paths else "other"
             self.engine.metrics.observe_request(path, response.status or 499, time.monotonic() - start)
 
-    def _check_headers(self, scope: MutableMapping[str, Any]) -> None:
+    def _check_headers(self, scope: Scope) -> None:
         """Raise a RefusedError for headers beyond the limits, a foreign host or origin, a wrong token, or no engine."""
         if len(self.connections) > self.config.max_connections:
             raise RefusedError(503, "too many connections", "unavailable")
@@ -124,7 +120,7 @@ class Gate:
             state = "shutting down" if self.engine.is_draining else "loading its models"
             raise RefusedError(503, f"the server is {state}", "unavailable")
 
-    async def _read_body(self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response") -> bytes:
+    async def _read_body(self, scope: Scope, receive: Receive, response: "_Response") -> bytes:
         """Return the body. Raises a RefusedError if it is too large or too slow."""
         limit, parts, size = self.config.max_body, list[bytes](), 0
         too_large = RefusedError(413, f"the body must have <= {limit} bytes", "body_too_large")
@@ -148,7 +144,7 @@ class Gate:
             seconds = f"{self.config.read_seconds:g}"
             raise RefusedError(408, f"the body did not arrive within {seconds} s", "body_too_slow") from None
 
-    async def _run(self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response", body: bytes) -> None:
+    async def _run(self, scope: Scope, receive: Receive, response: "_Response", body: bytes) -> None:
         """Run the application; cancel it if the client disconnects."""
         is_read = False
 
@@ -176,9 +172,7 @@ class Gate:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
-    async def _refuse(
-        self, scope: MutableMapping[str, Any], receive: Receive, response: "_Response", error: HttpError
-    ) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, response: "_Response", error: HttpError) -> None:
         """Send an error; then drop what the client is still sending, for a limited time: it would not see it else."""
         headers = [(name.encode(), value.encode()) for name, value in error.headers]
         names = dict(scope["headers"])
