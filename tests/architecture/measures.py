@@ -15,21 +15,21 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 65_000,
-    "files": 468,
-    "import circles": 5,
-    "functions of 60 and more lines": 21,
-    "functions with 12 and more arguments": 29,
-    "dict[str, Any] and Mapping[str, Any]": 615,
-    "# fmt: skip": 113,
-    "**x: Any": 46,
+    "code lines": 65_200,
+    "files": 469,
+    "import circles": 0,
+    "functions of 60 and more lines": 10,
+    "functions with 12 and more arguments": 23,
+    "dict[str, Any] and Mapping[str, Any]": 587,
+    "# fmt: skip": 76,
+    "**x: Any": 40,
     "**x: Any in runs": 0,
-    "files to the first step of pretrain": 84,
+    "files to the first step of pretrain": 83,
     "files to the first step of finetune": 105,
-    "fields of Trainer": 27,
+    "fields of Trainer": 10,
     "methods of TaskType": 20,
     "fields of TaskType": 11,
-    "code lines of tests": 56_300,
+    "code lines of tests": 56_340,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")

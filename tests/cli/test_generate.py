@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import _output, main
-from pretune.cli._inputs import unescape
+from pretune.runs.options import unescape
 from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]

@@ -255,7 +255,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> Callable[[QuickstartRun, float],
         monkeypatch.setattr(QuickstartRun, "finetune", finetune)
         monkeypatch.setattr(QuickstartRun, "prepare_data", lambda self: None)
         monkeypatch.setattr(QuickstartRun, "pretrain", lambda self, limit: None)
-        monkeypatch.setattr("pretune.runs.quickstart.build_demo", lambda run: None)
+        monkeypatch.setattr("pretune.runs.quickstart.build_demo", lambda *_: None)
         monkeypatch.setattr("pretune.runs.quickstart.time", clock)
         for key in ("majority", "svm", "static"):
             work.hits |= {(key, labels): {0: answers(0.6, work.plan.test)} for labels in work.plan.labels}

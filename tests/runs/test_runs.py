@@ -206,16 +206,17 @@ class TestLengths:
         assert "--budget" not in capsys.readouterr().err
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
+        from pretune.runs.options.pretrain import PretrainOptions
         from pretune.runs.pretrain import load_clock_history
         from tests.runs.configs import build_pretrain_config
 
         settings = build_pretrain_config("bert-tiny", data=data, budget="2s", device="cpu")
         (tmp_path / "run.json").write_text(json.dumps(settings.to_dict()))
         for found in (
-            load_clock_history(settings, None),
-            load_clock_history(settings, tmp_path, budget="2s"),
-            load_clock_history(settings, tmp_path / "run.json"),  # it is not finished
-            load_clock_history(settings.replace({"train.budget": 3.0}), tmp_path),
+            load_clock_history(settings, PretrainOptions()),
+            load_clock_history(settings, PretrainOptions(config=tmp_path, budget="2s")),
+            load_clock_history(settings, PretrainOptions(config=tmp_path / "run.json")),  # it is not finished
+            load_clock_history(settings.replace({"train.budget": 3.0}), PretrainOptions(config=tmp_path)),
         ):
             assert not found.planned_ends
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from pretune.cli._options import Dtype, Quantization
+from pretune.cli._options import DtypeName
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, explain_missing, suggest
 from pretune.core.hub import resolve_path
+from pretune.runs.options import Quantization
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +122,7 @@ def load_model(
     *,
     base: Path | None = None,
     device: str | None = None,
-    dtype: Dtype = Dtype.FLOAT32,
+    dtype: DtypeName = "float32",
     needs_head: bool = False,
     quantize: Quantization | None = None,
 ) -> "LanguageModel | ModelWithHead":
@@ -142,7 +143,7 @@ def load_model(
         dtype=getattr(torch, dtype),
         device=resolve_device(device),
         head=head,
-        quantize=None if quantize is None else quantize.value,
+        quantize=quantize,
     )
     model: Any = getattr(loaded_model, "model", loaded_model)  # without the task head
     if needs_head and model is not loaded_model and model.spec.head is None and RunDir(folder).is_finetuned:

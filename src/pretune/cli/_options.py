@@ -201,6 +201,9 @@ def list_setting_paths(verb: str | None) -> tuple[str, ...]:
     return tuple(name.rstrip("=") for name in names)
 
 
+DtypeName = Literal["float32", "float16", "bfloat16"]
+
+
 class Dtype(StrEnum):
     """Data type of the weights."""
 
@@ -216,21 +219,9 @@ class Quantization(StrEnum):
     NF4 = "nf4"
 
 
-class DocumentUnit(StrEnum):
-    """Unit of a document."""
-
-    AUTO = "auto"
-    FILE = "file"
-    BLOCK = "block"
-    LINE = "line"
-    FIELD = "field"
-
-
-ModelName = Annotated[
-    str, argument("MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or one of `pretune list models`.")
-]
-EmbeddingModel = Annotated[str, argument("MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.")]
-Corpus = Annotated[list[str], argument("CORPUS", "Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.")]
+EMBEDDING_MODEL = Option(
+    "MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or word vectors.", kind=str, is_required=True
+)
 AsJson = Annotated[bool, option("--json", "Print JSON.")]
 AsCsv = Annotated[bool, option("--csv", "Print CSV.")]
 Base = Annotated[Path | None, option("--base DIR", "Base model of an adapter, if it was moved.")]
@@ -240,13 +231,10 @@ DeviceName = Annotated[
 Quantize = Annotated[
     Quantization | None, option("--quantize", "Reduce the weights of linear layers to 8 or 4 bits (int8, nf4).")
 ]
-WeightDtype = Annotated[Dtype, option("--dtype", "Data type of the weights.")]
 TaskData = Annotated[Path | None, option("--data DIR", "Directory of task data (default: $PRETUNE_DATA).")]
-Unit = Annotated[DocumentUnit, option("--by", "Unit of a document.")]
-TextField = Annotated[str | None, option("--field NAME", "Text column or JSON field.")]
-InputField = Annotated[str, option("--field NAME", "Text column or JSON field.")]
 TextColumn = Annotated[str | None, option("--text COL", "Text column.")]
 PairColumn = Annotated[str | None, option("--pair COL", "Column of a second text.")]
-MaxLength = Annotated[int | None, option("--length N", "Maximum length in tokens; longer texts are truncated.")]
-TextPrompt = Annotated[str | None, option("--prompt TEXT", "Prompt prepended to every text.")]
-Layer = Annotated[int | None, option("--layer N", "Layer, 0 (embeddings) to depth; -1 is the last.")]
+LAYER = Option("--layer N", "Layer, 0 (embeddings) to depth; -1 is the last.")
+DTYPE = Option("--dtype", "Data type of the weights.")
+LENGTH = Option("--length N", "Maximum length in tokens; longer texts are truncated.")
+PROMPT = Option("--prompt TEXT", "Prompt prepended to every text.")

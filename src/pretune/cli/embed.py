@@ -3,50 +3,45 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pretune.cli._inputs import load_model, read_texts
-from pretune.cli._options import (
-    AsJson,
-    Base,
-    DeviceName,
-    EmbeddingModel,
-    Layer,
-    MaxLength,
-    TextPrompt,
-    complete_poolings,
-    option,
-)
+from pretune.cli._options import EMBEDDING_MODEL, LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat
 from pretune.cli._output import check_new_file, find_free_path, hint, show_progress
 from pretune.core import log
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
+from pretune.core.options import Options, option, option_set
+from pretune.runs.options import BASE, DEVICE, FIELD
 
 FORMATS = (".npy", ".parquet", ".jsonl")
 
 
-def embed(
-    model: EmbeddingModel,
-    source: Annotated[str, option("--input FILE", "Texts, one per line, or .jsonl, .csv, .tsv; - is standard input.")],
-    out: Annotated[Path, option("--out FILE", "Output file: .npy, .parquet or .jsonl.")],
-    field: Annotated[str, option("--field NAME", "Text column or JSON field.")] = "text",
-    pooling: Annotated[
-        str | None,
-        option(
-            "--pooling NAME",
-            "Pooling: mean, cls, max, last, mean_sqrt, weighted, static; a+b concatenates.",
-            complete_poolings,
-        ),
-    ] = None,
-    layer: Layer = None,
-    normalise: Annotated[bool | None, option("--normalise/--raw", "Normalize to unit length.")] = None,
-    length: MaxLength = None,
-    prompt: TextPrompt = None,
-    batch_tokens: Annotated[int | None, option("--batch-tokens N", "Batch size in tokens.")] = None,
-    base: Base = None,
-    device: DeviceName = None,
-    as_json: AsJson = False,
-) -> None:
+@option_set
+class EmbedOptions(Options):
+    """Options of the embedding of texts."""
+
+    model: str = EMBEDDING_MODEL.field()
+    source: str = option(
+        "--input FILE", "Texts, one per line, or .jsonl, .csv, .tsv; - is standard input.", is_required=True
+    )
+    out: Path = option("--out FILE", "Output file: .npy, .parquet or .jsonl.", is_required=True)
+    field: str = FIELD.field(default="text")
+    pooling: str | None = option(
+        "--pooling NAME",
+        "Pooling: mean, cls, max, last, mean_sqrt, weighted, static; a+b concatenates.",
+        names=POOLINGS,
+    )
+    layer: int | None = LAYER.field()
+    normalise: bool | None = option("--normalise/--raw", "Normalize to unit length.")
+    length: int | None = LENGTH.field()
+    prompt: str | None = PROMPT.field()
+    batch_tokens: int | None = option("--batch-tokens N", "Batch size in tokens.")
+    base: Path | None = BASE.field()
+    device: str | None = DEVICE.field()
+
+
+def embed(options: EmbedOptions, output: OutputFormat) -> None:
     """Embed texts as vectors.
 
     Writes one vector per text, in order. Defaults come from the model's sentence-transformers files, else the mean of
@@ -54,17 +49,24 @@ def embed(
 
     Example: pretune embed runs/books --input sentences.txt --out vectors.npy
     """
+    model, source, out, as_json = options.model, options.source, options.out, output.as_json
     if out.suffix not in FORMATS:
         raise UsageError(f"--out '{out}': the file name must end in {', '.join(FORMATS)}")
     check_new_file(out)
-    texts = read_texts(source, field)
+    texts = read_texts(source, options.field)
     from pretune.inference.embed import build_embedder
     from pretune.inference.word_vectors import is_word_vectors, write_vectors
 
-    options: dict[str, Any] = {"pooling": pooling, "layer": layer, "normalise": normalise, "length": length}
-    options |= {"prompt": prompt, "batch_tokens": batch_tokens}
     words = is_word_vectors(model)
-    embedder = build_embedder(model if words else load_model(model, base=base, device=device), **options)
+    embedder = build_embedder(
+        model if words else load_model(model, base=options.base, device=options.device),
+        pooling=options.pooling,
+        layer=options.layer,
+        normalise=options.normalise,
+        length=options.length,
+        prompt=options.prompt,
+        batch_tokens=options.batch_tokens,
+    )
     start = time.monotonic()
     with show_progress("embedding") as report:
         embeddings = embedder(texts.texts, report_texts(report))
@@ -89,7 +91,7 @@ def embed(
     elif source == "-":
         hint("index", "--help", silent=as_json)
     else:
-        column = () if field == "text" else ("--field", field)
+        column = () if options.field == "text" else ("--field", options.field)
         hint("index", model, "--input", source, *column, "--out", find_free_path("library"), silent=as_json)
 
 

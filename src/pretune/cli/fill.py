@@ -1,22 +1,14 @@
 """`pretune fill`: predict masked words."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pretune.cli._inputs import load_model, read_prompts
-from pretune.cli._options import (
-    AsCsv,
-    AsJson,
-    Base,
-    DeviceName,
-    Dtype,
-    ModelName,
-    WeightDtype,
-    argument,
-    check_format,
-    option,
-)
+from pretune.cli._options import DTYPE, DtypeName, TableFormat
 from pretune.cli._output import hint, print_csv
 from pretune.core import log
+from pretune.core.options import Options, option, option_set
+from pretune.runs.options import BASE, DEVICE, MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,39 +16,42 @@ if TYPE_CHECKING:
     from pretune.inference.unmask import Blanks, FillPrediction
 
 
-def fill(
-    model: ModelName,
-    texts: Annotated[list[str] | None, argument("TEXT", "Text with blanks: [MASK], <mask> or ___.")] = None,
-    source: Annotated[str | None, option("--input FILE", "Texts, one per line; - is standard input.")] = None,
-    top: Annotated[int, option("--top K", "Predictions per blank.")] = 5,
-    pieces: Annotated[
-        int | None, option("--pieces N", "Maximum number of tokens per word (default: 1; for generative models 8).")
-    ] = None,
-    language: Annotated[
-        int | None, option("--language N", "Number of the texts' language, for a model with language embeddings.")
-    ] = None,
-    base: Base = None,
-    device: DeviceName = None,
-    dtype: WeightDtype = Dtype.FLOAT32,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
-) -> None:
+@option_set
+class FillOptions(Options):
+    """Options of the prediction of masked words."""
+
+    model: str = MODEL.field()
+    texts: list[str] | None = option("TEXT", "Text with blanks: [MASK], <mask> or ___.", kind=list[str])
+    source: str | None = option("--input FILE", "Texts, one per line; - is standard input.")
+    top: int = option("--top K", "Predictions per blank.", default=5)
+    pieces: int | None = option(
+        "--pieces N", "Maximum number of tokens per word (default: 1; for generative models 8)."
+    )
+    language: int | None = option(
+        "--language N", "Number of the texts' language, for a model with language embeddings."
+    )
+    base: Path | None = BASE.field()
+    device: str | None = DEVICE.field()
+    dtype: DtypeName = DTYPE.field(default="float32")
+
+
+def fill(options: FillOptions, output: TableFormat) -> None:
     """Predict masked words, most probable first.
 
     Example: pretune fill runs/books "Paris is the [MASK] of France." --top 3
     """
-    check_format(as_json, as_csv)
+    model, texts, source, as_json, as_csv = options.model, options.texts, options.source, output.as_json, output.as_csv
     prompts = read_prompts(texts or [], source, "text")
     from pretune.inference.fill import fill as work
     from pretune.inference.fill import find_blanks
     from pretune.inference.text_model import get_language_model
 
-    loaded_model = load_model(model, base=base, device=device, dtype=dtype, needs_head=True)
-    if language is not None:
-        get_language_model(loaded_model).set_language(language)
+    loaded_model = load_model(model, base=options.base, device=options.device, dtype=options.dtype, needs_head=True)
+    if options.language is not None:
+        get_language_model(loaded_model).set_language(options.language)
     records = []
     for text in prompts:
-        answers = work(loaded_model, text, k=top, pieces=pieces)
+        answers = work(loaded_model, text, k=options.top, pieces=options.pieces)
         blanks = find_blanks(loaded_model, text)
         if as_json or as_csv:
             records.append(_to_dict(text, blanks, answers))
@@ -66,7 +61,9 @@ def fill(
         log.print_json(records)
     elif as_csv:
         print_csv(("text", "blank", "rank", "probability", "word"), _list_records(records))
-    variation = ("--pieces", 3) if top >= 20 and pieces is None else ("--top", max(20, 2 * top))
+    variation = ("--top", max(20, 2 * options.top))
+    if options.top >= 20 and options.pieces is None:
+        variation = ("--pieces", 3)
     hint("fill", model, *(texts or ("--input", source)), *variation, silent=as_json or as_csv or source == "-")
 
 

@@ -3,25 +3,17 @@
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from pretune.cli._errors import to_one_line
 from pretune.cli._inputs import load_model, read_texts
-from pretune.cli._options import (
-    AsCsv,
-    AsJson,
-    Base,
-    DeviceName,
-    EmbeddingModel,
-    OutputFormat,
-    argument,
-    check_format,
-    option,
-)
+from pretune.cli._options import EMBEDDING_MODEL, OutputFormat, TableFormat
 from pretune.cli._output import check_new_file, hint, print_csv, show_progress
 from pretune.core import log
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import format_count
+from pretune.core.options import Options, option, option_set
+from pretune.runs.options import BASE, DEVICE
 from pretune.runs.options.text import VectorsOptions
 
 if TYPE_CHECKING:
@@ -34,32 +26,36 @@ MAX_COMPARED = 100_000
 """Maximum vocabulary size for spelling suggestions."""
 
 
-def neighbors(
-    model: EmbeddingModel,
-    word: Annotated[str, argument("WORD", "Query word.")],
-    sentence: Annotated[str | None, option("--in TEXT", "Sentence with the word; not for word vectors.")] = None,
-    corpus: Annotated[str | None, option("--corpus FILE", "Texts to search, one per line.")] = None,
-    k: Annotated[int, option("-k --hits N", "Number of neighbors.")] = 10,
-    layer: Annotated[int | None, option("--layer N", "Layer, 0 (embeddings) to depth (default: -1, the last).")] = None,
-    same_word: Annotated[bool, option("--same", "Search only occurrences of the same word.")] = False,
-    base: Base = None,
-    device: DeviceName = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
-) -> None:
+@option_set
+class NeighborsOptions(Options):
+    """Options of the search for neighbors of a word."""
+
+    model: str = EMBEDDING_MODEL.field()
+    word: str = option("WORD", "Query word.", is_required=True)
+    sentence: str | None = option("--in TEXT", "Sentence with the word; not for word vectors.")
+    corpus: str | None = option("--corpus FILE", "Texts to search, one per line.")
+    k: int = option("-k --hits N", "Number of neighbors.", default=10)
+    layer: int | None = option("--layer N", "Layer, 0 (embeddings) to depth (default: -1, the last).")
+    same_word: bool = option("--same", "Search only occurrences of the same word.", default=False)
+    base: Path | None = BASE.field()
+    device: str | None = DEVICE.field()
+
+
+def neighbors(options: NeighborsOptions, output: TableFormat) -> None:
     """Find the nearest neighbors of a word in context.
 
     Example: pretune neighbors runs/books play --in "Kids play in the park." --corpus books.txt
     """
-    check_format(as_json, as_csv)
+    model, word, sentence, corpus = options.model, options.word, options.sentence, options.corpus
+    as_json, as_csv = output.as_json, output.as_csv
     from pretune.inference.word_vectors import is_word_vectors
 
     if is_word_vectors(model):
-        unread = {"--in": sentence, "--corpus": corpus, "--layer": layer, "--same": same_word or None}
-        options = [name for name, value in unread.items() if value is not None]
-        if options:
-            raise UsageError(f"{options[0]} is not supported for word vectors, which have no context; remove it")
-        _print_static(model, word, k, as_json, as_csv)
+        unread = [name for name in ("sentence", "corpus", "layer", "same_word") if name in options.list_changes()]
+        if unread:
+            flag = options.describe()[unread[0]].flag
+            raise UsageError(f"{flag} is not supported for word vectors, which have no context; remove it")
+        _print_static(model, word, options.k, as_json, as_csv)
         return
     if sentence is None or corpus is None:
         missing = "--in" if sentence is None else "--corpus"
@@ -68,7 +64,13 @@ def neighbors(
     from pretune.analysis.neighbors import neighbors as work
 
     result = work(
-        load_model(model, base=base, device=device), word, sentence, texts.texts, k=k, layer=layer, same_word=same_word
+        load_model(model, base=options.base, device=options.device),
+        word,
+        sentence,
+        texts.texts,
+        k=options.k,
+        layer=options.layer,
+        same_word=options.same_word,
     )
     if result.truncated_lines:
         log.warn(f"{format_count(result.truncated_lines, 'lines')} truncated to the model's maximum length")
@@ -81,7 +83,7 @@ def neighbors(
     else:
         _print(result)
     command = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
-    variation = ("--same",) if layer == 0 or same_word else ("--layer", 0)
+    variation = ("--same",) if options.layer == 0 or options.same_word else ("--layer", 0)
     hint(*command, *variation, silent=as_json or as_csv or corpus == "-")
 
 

@@ -226,13 +226,14 @@ class QuickstartRun:
         third = [job for seed, labels, key in jobs if (job := (key, labels, seed)) not in first + second]
         texts, limit_text = f"{len(self.train_pool):,} unlabelled reviews", f"at most {format_duration(limit)}"
         encoder_text = f"and the encoder with {sizes[-1]:,} labels"
+        demo = (self.run_dir, self.encoder, self.train_pool, self.plan.length, self.budget, self.device)
         stages: list[tuple[str, str, Callable[[], None]]] = [
             ("read", f"{texts} give a vocabulary and word vectors", self.prepare_data),
             ("baselines", "simple methods, for all numbers of labels", self.fit_baselines),
             ("few labels", f"the pre-trained encoder with {sizes[0]:,} labels", lambda: self.measure(first)),
             ("pre-train", f"a small model predicts masked words, {limit_text}", lambda: self.pretrain(limit)),
             ("fine-tune", f"the small model, {encoder_text}", lambda: self.measure(second)),
-            ("demo", "an index to search and a decoder that writes, for a browser", lambda: build_demo(self)),
+            ("demo", "an index to search and a decoder that writes, for a browser", lambda: build_demo(*demo)),
             ("repeat", "other methods and seeds, while the budget lasts", lambda: self.measure(third, optional=True)),
         ]
         for number, (name, about, work) in enumerate(stages, start=1):
@@ -270,10 +271,8 @@ class QuickstartRun:
 
     def pretrain(self, limit: float) -> None:
         """Pre-train the small model: embeddings of whole words start as their word vectors, then masked LM."""
-        tokenizer, vectors = (
-            Tokenizer.load(self.run_dir / "tokenizer"),
-            WordVectors.load(self.run_dir / "vectors.txt"),
-        )
+        tokenizer = Tokenizer.load(self.run_dir / "tokenizer")
+        vectors = WordVectors.load(self.run_dir / "vectors.txt")
         words = tokenizer.encode_batch(vectors.words, literal=True)
         is_whole_word = np.diff(words.offsets) == 1
         ids, rows = words.ids[words.offsets[:-1][is_whole_word]], torch.from_numpy(vectors.matrix[is_whole_word])
