@@ -9,7 +9,7 @@ import pytest
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics.entities import argument_f1
 from pretune.tasks import TASKS
-from pretune.tasks.benchmarks.semantic_roles import RoleReader, parse_brackets
+from pretune.tasks.benchmarks.conll import RoleReader, parse_brackets
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example
 from pretune.tasks.types.semantic_roles import SEMANTIC_ROLES

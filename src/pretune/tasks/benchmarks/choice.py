@@ -4,7 +4,7 @@ import re
 import zlib
 
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Csv, RowReader, read_label_index
+from pretune.tasks.benchmarks.readers import Csv, RowReader, list_files, read_label_index
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow
 from pretune.tasks.task import SplitFile, Task, Template
@@ -32,7 +32,7 @@ COPA = Task(
     kind="choice",
     metrics=("choice_accuracy",),
     folders=("copa", "COPA"),
-    splits={"train": (SplitFile("train.jsonl", _copa, rows=400),), "dev": (SplitFile("val.jsonl", _copa, rows=100),)},
+    splits=list_files(_copa, train="train.jsonl 400", dev="val.jsonl 100"),
     template=Template(
         source="copa choice1: {choice1} choice2: {choice2} premise: {text} question: {question}",
         targets=("choice1", "choice2"),
@@ -55,7 +55,7 @@ SWAG = Task(
     kind="choice",
     metrics=("choice_accuracy",),
     folders=("swag", "SWAG"),
-    splits={"train": (SplitFile("train.csv", _swag),), "dev": (SplitFile("val.csv", _swag),)},
+    splits=list_files(_swag, train="train.csv", dev="val.csv"),
 )
 """SWAG: which of four endings continues a caption? (Zellers et al., 2018)"""
 
@@ -75,13 +75,9 @@ HELLASWAG = Task(
     name="hellaswag",
     kind="choice",
     metrics=("choice_accuracy",),
-    splits={
-        "train": (SplitFile("hellaswag_train.jsonl", _hellaswag),),
-        "dev": (
-            SplitFile("hellaswag_val.jsonl", _hellaswag),
-            SplitFile("val_sample.jsonl", _hellaswag, rows=1000, is_partial=True),
-        ),
-    },
+    splits=list_files(
+        _hellaswag, train="hellaswag_train.jsonl", dev="hellaswag_val.jsonl | val_sample.jsonl 1000 part"
+    ),
 )
 """HellaSwag: which of four endings continues a text? The wrong ones are adversarial (Zellers et al., 2019)"""
 
@@ -201,9 +197,6 @@ COMMONSENSEQA = Task(
     name="commonsenseqa",
     kind="choice",
     metrics=("choice_accuracy",),
-    splits={
-        "train": (SplitFile("train_rand_split.jsonl", _commonsense),),
-        "dev": (SplitFile("dev_rand_split.jsonl", _commonsense), SplitFile("dev.jsonl", _commonsense, rows=1221)),
-    },
+    splits=list_files(_commonsense, train="train_rand_split.jsonl", dev="dev_rand_split.jsonl | dev.jsonl 1221"),
 )
 """CommonsenseQA: questions that need common sense, with five choices (Talmor et al., 2019)"""

@@ -5,10 +5,19 @@ from pathlib import Path
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Csv, Fields, LabelledLines, RowReader, Tsv, read_label_index
+from pretune.tasks.benchmarks.readers import (
+    Csv,
+    Fields,
+    LabelledLines,
+    RowReader,
+    Tsv,
+    build_class_task,
+    list_files,
+    read_label_index,
+)
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, read_text
-from pretune.tasks.task import SplitFile, Task, Template
+from pretune.tasks.task import SplitFile
 
 _POLARITY = ("negative", "positive")
 
@@ -29,31 +38,29 @@ class FolderReader:
 
 
 _reviews = FolderReader(names=("neg", "pos"))
-IMDB = Task(
-    name="imdb",
-    kind="classification",
-    metrics=("accuracy",),
-    labels=_POLARITY,
+IMDB = build_class_task(
+    "imdb",
+    "imdb sentence: {text}",
+    _POLARITY,
+    list_files(_reviews, train="train", test="test"),
     folders=("imdb", "aclImdb"),
-    splits={"train": (SplitFile("train", _reviews),), "test": (SplitFile("test", _reviews),)},
-    template=Template(source="imdb sentence: {text}", targets=_POLARITY),
+    kind="classification",
 )
 """IMDb: sentiment of film reviews, as published in folders (Maas et al., 2011)"""
 
 _imdb_cf = RowReader(
     table=Tsv(has_quotes=True), make=Fields(text="Text", label="Sentiment", labels=("Negative", "Positive"))
 )
-IMDB_CF = Task(
-    name="imdb_cf",
-    kind="classification",
-    metrics=("accuracy",),
-    labels=_POLARITY,
-    splits={
+IMDB_CF = build_class_task(
+    "imdb_cf",
+    "imdb sentence: {text}",
+    _POLARITY,
+    {
         f"{split}{suffix}": (SplitFile(f"{part}_{split}.tsv", _imdb_cf, rows=rows),)
         for part, suffix in (("orig", ""), ("revised", "_revised"))
         for split, rows in (("train", 1707), ("dev", 245), ("test", 488))
     },
-    template=Template(source="imdb sentence: {text}", targets=_POLARITY),
+    kind="classification",
 )
 """IMDb reviews, and the same edited to the opposite sentiment (Kaushik et al., 2020)"""
 
@@ -69,43 +76,37 @@ def _parse_article(row: TableRow) -> Example:
 
 _ag_csv = RowReader(table=Csv(columns=("class", "title", "description")), make=_parse_article)
 _ag = RowReader(table=Tsv(columns=("text", "label")), make=Fields(text="text", label="label", labels=_TOPICS))
-AGNEWS = Task(
-    name="agnews",
-    kind="classification",
-    metrics=("accuracy",),
-    labels=_TOPICS,
-    folders=("agnews", "ag_news_csv"),
-    splits={
+AGNEWS = build_class_task(
+    "agnews",
+    "agnews sentence: {text}",
+    _TOPICS,
+    {
         "train": (SplitFile("train.csv", _ag_csv), SplitFile("train_subset.tsv", _ag, rows=9994, is_partial=True)),
         "test": (SplitFile("test.csv", _ag_csv), SplitFile("test.tsv", _ag, rows=7600)),
     },
-    template=Template(source="agnews sentence: {text}", targets=_TOPICS),
+    folders=("agnews", "ag_news_csv"),
+    kind="classification",
 )
 """AG News: the topic of a news item, one of four (Zhang et al., 2015)"""
 
 _SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
 _sst5 = RowReader(table=LabelledLines(), make=Fields(text="text", label="label", labels=("0", "1", "2", "3", "4")))
-SST5 = Task(
-    name="sst5",
+SST5 = build_class_task(
+    "sst5",
+    "sst5 sentence: {text}",
+    _SENTIMENTS,
+    list_files(_sst5, train="stsa.fine.train 8544", dev="stsa.fine.dev 1101", test="stsa.fine.test 2210"),
     kind="classification",
-    metrics=("accuracy",),
-    labels=_SENTIMENTS,
-    splits={
-        split: (SplitFile(f"stsa.fine.{split}", _sst5, rows=rows),)
-        for split, rows in (("train", 8544), ("dev", 1101), ("test", 2210))
-    },
-    template=Template(source="sst5 sentence: {text}", targets=_SENTIMENTS),
 )
 """SST-5: sentiment of sentences in five degrees (Socher et al., 2013)"""
 
 _polarity = RowReader(table=LabelledLines(), make=Fields(text="text", label="label", labels=("0", "1")))
-MR = Task(
-    name="mr",
+MR = build_class_task(
+    "mr",
+    "mr sentence: {text}",
+    _POLARITY,
+    list_files(_polarity, all="rt-polarity.all 10662"),
     kind="classification",
-    metrics=("accuracy",),
-    labels=_POLARITY,
-    splits={"all": (SplitFile("rt-polarity.all", _polarity, rows=10662),)},
-    template=Template(source="mr sentence: {text}", targets=_POLARITY),
 )
 """MR: sentiment of sentences of film reviews, in one file (Pang and Lee, 2005)"""
 
@@ -116,13 +117,12 @@ def _parse_phrase(row: TableRow) -> Example | None:
 
 
 _phrases = RowReader(table=LabelledLines(), make=_parse_phrase)
-MPQA = Task(
-    name="mpqa",
+MPQA = build_class_task(
+    "mpqa",
+    "mpqa sentence: {text}",
+    _POLARITY,
+    list_files(_phrases, all="mpqa.all 10603"),
     kind="classification",
-    metrics=("accuracy",),
-    labels=_POLARITY,
-    splits={"all": (SplitFile("mpqa.all", _phrases, rows=10603),)},
-    template=Template(source="mpqa sentence: {text}", targets=_POLARITY),
 )
 """MPQA: polarity of phrases of opinion, in one file (Wiebe et al., 2005)"""
 
@@ -141,29 +141,24 @@ def _parse_question(row: TableRow) -> Example:
 
 # NOTE: the published files are not UTF-8.
 _trec = RowReader(table=LabelledLines(encoding="latin-1"), make=_parse_question)
-TREC = Task(
-    name="trec",
-    kind="classification",
-    metrics=("accuracy",),
-    labels=_QUESTION_TYPES,
+TREC = build_class_task(
+    "trec",
+    "trec sentence: {text}",
+    _QUESTION_TYPES,
+    list_files(_trec, train="train_5500.label", test="TREC_10.label"),
     folders=("trec", "TREC"),
-    splits={"train": (SplitFile("train_5500.label", _trec),), "test": (SplitFile("TREC_10.label", _trec),)},
-    template=Template(source="trec sentence: {text}", targets=_QUESTION_TYPES),
+    kind="classification",
 )
 """TREC: the type of a question, one of six coarse classes (Li and Roth, 2002)"""
 
 _EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
 _emotion = RowReader(table=Jsonl(), make=Fields(text="text", label="label", labels=_EMOTIONS))
-EMOTION = Task(
-    name="emotion",
-    kind="classification",
+EMOTION = build_class_task(
+    "emotion",
+    "emotion sentence: {text}",
+    _EMOTIONS,
+    list_files(_emotion, train="train.jsonl 16000", dev="validation.jsonl 2000", test="test.jsonl 2000"),
     metrics=("accuracy", "f1_macro"),
-    labels=_EMOTIONS,
-    splits={
-        "train": (SplitFile("train.jsonl", _emotion, rows=16000),),
-        "dev": (SplitFile("validation.jsonl", _emotion, rows=2000),),
-        "test": (SplitFile("test.jsonl", _emotion, rows=2000),),
-    },
-    template=Template(source="emotion sentence: {text}", targets=_EMOTIONS),
+    kind="classification",
 )
 """Emotion: the emotion of a tweet, one of six (Saravia et al., 2018)"""

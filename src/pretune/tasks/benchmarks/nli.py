@@ -2,7 +2,15 @@
 
 from dataclasses import dataclass
 
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, read_label_index, read_score
+from pretune.tasks.benchmarks.readers import (
+    Fields,
+    RowReader,
+    Tsv,
+    build_class_task,
+    list_files,
+    read_label_index,
+    read_score,
+)
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow
 from pretune.tasks.task import SplitFile, Task, Template
@@ -29,13 +37,11 @@ _snli_tokenized = RowReader(
     table=Tsv(columns=("label", "premise", "hypothesis")),
     make=Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS),
 )
-SNLI = Task(
-    name="snli",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=_NLI_LABELS,
-    folders=("snli", "snli_1.0"),
-    splits={
+SNLI = build_class_task(
+    "snli",
+    "snli hypothesis: {pair} premise: {text}",
+    _NLI_LABELS,
+    {
         "train": (
             SplitFile("snli_1.0_train.jsonl", _snli),
             SplitFile("train_subset.jsonl", _snli_plain, rows=19999, is_partial=True),
@@ -47,33 +53,29 @@ SNLI = Task(
         ),
         "test_tokenized": (SplitFile("test_sample_1000_tokenized.tsv", _snli_tokenized, rows=1000, is_partial=True),),
     },
-    template=Template(source="snli hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
+    folders=("snli", "snli_1.0"),
 )
 """SNLI: does a caption follow from, or contradict, another? (Bowman et al., 2015)"""
 
 _anli = RowReader(
     table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS, group="tag")
 )
-ANLI = Task(
-    name="anli",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=_NLI_LABELS,
-    splits={"test": (SplitFile("test.jsonl", _anli, rows=3200),)},
-    template=Template(source="anli hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
+ANLI = build_class_task(
+    "anli",
+    "anli hypothesis: {pair} premise: {text}",
+    _NLI_LABELS,
+    list_files(_anli, test="test.jsonl 3200"),
 )
 """ANLI: adversarial inference, written by people in three rounds (Nie et al., 2020)"""
 
 _scitail = RowReader(
     table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_SCITAIL_LABELS)
 )
-SCITAIL = Task(
-    name="scitail",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=_SCITAIL_LABELS,
-    splits={"test": (SplitFile("test.jsonl", _scitail, rows=2126),)},
-    template=Template(source="scitail hypothesis: {pair} premise: {text}", targets=_SCITAIL_LABELS),
+SCITAIL = build_class_task(
+    "scitail",
+    "scitail hypothesis: {pair} premise: {text}",
+    _SCITAIL_LABELS,
+    list_files(_scitail, test="test.jsonl 2126"),
 )
 """SciTail: does a science question's answer follow from a sentence? (Khot et al., 2018)"""
 
@@ -124,13 +126,11 @@ SICK = Task(
 )
 """SICK-R: how related are two sentences, from 1 to 5? (Marelli et al., 2014)"""
 
-SICK_ENTAILMENT = Task(
-    name="sick_entailment",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=_NLI_LABELS,
+SICK_ENTAILMENT = build_class_task(
+    "sick_entailment",
+    "sick hypothesis: {pair} premise: {text}",
+    _NLI_LABELS,
+    _build_sick_splits(is_regression=False),
     folders=("sick", "SICK"),
-    splits=_build_sick_splits(is_regression=False),
-    template=Template(source="sick hypothesis: {pair} premise: {text}", targets=_NLI_LABELS),
 )
 """SICK-E: does the second sentence follow from the first? (Marelli et al., 2014)"""

@@ -1,4 +1,4 @@
-"""Readers of published files: rows of TSV, CSV, JSONL and labelled lines, and their conversion to examples.
+"""Readers of published files: rows of TSV, CSV, JSONL and labelled lines, and their conversion to examples; tasks.
 
     RowReader(table=Tsv(), make=Fields(text="sentence", label="label", labels=("0", "1")))
 
@@ -7,14 +7,16 @@ reads a TSV file with a header. An invalid row raises an error with its file and
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.log import join_names
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, data_error, read_lines, read_text
+from pretune.tasks.task import Reader, SplitFile, Task, Template
 from pretune.text.corpora.tables import iter_delimited_rows
 
 
@@ -104,6 +106,69 @@ class RowReader:
             example = self.make(row)
             if example is not None:
                 yield example
+
+
+Splits = Mapping[str, tuple[SplitFile, ...]]
+
+
+def list_files(reader: Reader, **splits: str) -> Splits:
+    """Return the files of each split, best first, from their path, number of rows, and "part" for a part of it.
+
+    >>> list_files(print, train="train.tsv | train_subset.tsv 9888 part")["train"][1]
+    SplitFile(path='train_subset.tsv', reader=<built-in function print>, rows=9888, is_partial=True)
+    """
+
+    def parse(file: str) -> SplitFile:
+        path, *facts = file.split()
+        rows = int(facts[0]) if facts else None
+        return SplitFile(path, reader, rows=rows, is_partial="part" in facts[1:])
+
+    return {split: tuple(map(parse, files.split("|"))) for split, files in splits.items()}
+
+
+def build_class_task(
+    name: str,
+    source: str,
+    labels: tuple[str, ...],
+    splits: Splits,
+    *,
+    metrics: tuple[str, ...] = ("accuracy",),
+    folders: tuple[str, ...] = (),
+    kind: Literal["classification", "pair"] = "pair",
+    group_field: Literal["text", "pair", "group"] | None = None,
+) -> Task:
+    """Return a classification task whose text-to-text targets are its labels."""
+    return Task(
+        name=name,
+        kind=kind,
+        metrics=metrics,
+        labels=labels,
+        folders=folders,
+        splits=splits,
+        template=Template(source=source, targets=labels),
+        group_field=group_field,
+    )
+
+
+def build_text_task(
+    name: str,
+    source: str,
+    splits: Splits,
+    *,
+    metrics: tuple[str, ...],
+    folders: tuple[str, ...] = (),
+    group_field: Literal["text", "pair", "group"] | None = None,
+) -> Task:
+    """Return a task whose target is generated."""
+    return Task(
+        name=name,
+        kind="generation",
+        metrics=metrics,
+        folders=folders,
+        splits=splits,
+        template=Template(source=source, target="{target}"),
+        group_field=group_field,
+    )
 
 
 def read_label_index(row: TableRow, column: str, labels: tuple[str, ...]) -> int:

@@ -5,10 +5,11 @@ In WiC and WSC the word in question is marked with asterisks in the text, as in 
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, read_label_index
+from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_class_task, list_files, read_label_index
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, read_lines
 from pretune.tasks.task import SplitFile, Task, Template
@@ -18,51 +19,39 @@ BOOLEAN_LABELS = ("False", "True")
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _CB_LABELS = ("entailment", "contradiction", "neutral")
+_RTE_SOURCE = "rte hypothesis: {pair} premise: {text}"
 
 _boolq = RowReader(
     table=Jsonl(), make=Fields(text="question", pair="passage", label="label", labels=BOOLEAN_LABELS, id="idx")
 )
-BOOLQ = Task(
-    name="boolq",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=BOOLEAN_LABELS,
+BOOLQ = build_class_task(
+    "boolq",
+    "boolq question: {text} passage: {pair}",
+    BOOLEAN_LABELS,
+    list_files(_boolq, train="train.jsonl", dev="val.jsonl 3270", train32="train32.jsonl 32", dev32="dev32.jsonl 32"),
     folders=("boolq", "BoolQ"),
-    splits={
-        "train": (SplitFile("train.jsonl", _boolq),),
-        "dev": (SplitFile("val.jsonl", _boolq, rows=3270),),
-        "train32": (SplitFile("train32.jsonl", _boolq, rows=32),),
-        "dev32": (SplitFile("dev32.jsonl", _boolq, rows=32),),
-    },
-    template=Template(source="boolq question: {text} passage: {pair}", targets=BOOLEAN_LABELS),
 )
 """BoolQ: yes/no questions about a passage (Clark et al., 2019)"""
 
-_cb = RowReader(
-    table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_CB_LABELS, id="idx")
-)
-CB = Task(
-    name="cb",
-    kind="pair",
+_rte_fields = Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx")
+_cb = RowReader(table=Jsonl(), make=replace(_rte_fields, labels=_CB_LABELS))
+CB = build_class_task(
+    "cb",
+    "cb hypothesis: {pair} premise: {text}",
+    _CB_LABELS,
+    list_files(_cb, train="train.jsonl 250", dev="val.jsonl 56"),
     metrics=("accuracy_f1_macro",),
-    labels=_CB_LABELS,
     folders=("cb", "CB"),
-    splits={"train": (SplitFile("train.jsonl", _cb, rows=250),), "dev": (SplitFile("val.jsonl", _cb, rows=56),)},
-    template=Template(source="cb hypothesis: {pair} premise: {text}", targets=_CB_LABELS),
 )
 """CB: is the writer of a text committed to one of its clauses? (de Marneffe et al., 2019)"""
 
-_rte = RowReader(
-    table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx")
-)
-RTE = Task(
-    name="superglue_rte",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=_ENTAILMENT,
+_rte = RowReader(table=Jsonl(), make=_rte_fields)
+RTE = build_class_task(
+    "superglue_rte",
+    _RTE_SOURCE,
+    _ENTAILMENT,
+    list_files(_rte, train="train.jsonl 2490", dev="val.jsonl 277"),
     folders=("superglue_rte", "RTE"),
-    splits={"train": (SplitFile("train.jsonl", _rte, rows=2490),), "dev": (SplitFile("val.jsonl", _rte, rows=277),)},
-    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
 )
 """RTE in SuperGLUE's format; the same pairs as GLUE's"""
 
@@ -120,19 +109,17 @@ def _mark_word(row: TableRow, side: str, place: str) -> str:
 
 
 _wic = RowReader(table=Jsonl(), make=_parse_wic)
-WIC = Task(
-    name="wic",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=BOOLEAN_LABELS,
-    folders=("wic", "WiC", "WiC_dataset"),
-    splits={
+WIC = build_class_task(
+    "wic",
+    "wic sentence1: {sentence1} sentence2: {sentence2} word: {word}",
+    BOOLEAN_LABELS,
+    {
         "train": (SplitFile("train.jsonl", _wic), SplitFile("train/train.data.txt", read_wic)),
         "dev": (SplitFile("val.jsonl", _wic), SplitFile("dev/dev.data.txt", read_wic)),
         # SuperGLUE's test set has no labels.
         "test": (SplitFile("test/test.data.txt", read_wic),),
     },
-    template=Template(source="wic sentence1: {sentence1} sentence2: {sentence2} word: {word}", targets=BOOLEAN_LABELS),
+    folders=("wic", "WiC", "WiC_dataset"),
 )
 """WiC: does a word have the same meaning in two sentences? (Pilehvar and Camacho-Collados, 2019)"""
 
@@ -157,53 +144,43 @@ def _parse_wsc(row: TableRow) -> Example:
 
 
 _wsc = RowReader(table=Jsonl(), make=_parse_wsc)
-WSC = Task(
-    name="wsc",
-    kind="pair",
-    metrics=("accuracy",),
-    labels=BOOLEAN_LABELS,
+WSC = build_class_task(
+    "wsc",
+    "wsc: {text} noun: {pair}",
+    BOOLEAN_LABELS,
+    list_files(_wsc, train="train.jsonl 554", dev="val.jsonl 104"),
     folders=("wsc", "WSC"),
-    splits={"train": (SplitFile("train.jsonl", _wsc, rows=554),), "dev": (SplitFile("val.jsonl", _wsc, rows=104),)},
-    template=Template(source="wsc: {text} noun: {pair}", targets=BOOLEAN_LABELS),
 )
 """WSC: does a pronoun refer to this noun? (Levesque et al., 2012)"""
 
-_axb = RowReader(
-    table=Jsonl(), make=Fields(text="sentence1", pair="sentence2", label="label", labels=_ENTAILMENT, id="idx")
-)
-_axg = RowReader(
-    table=Jsonl(),
-    make=Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx", group="pair_id"),
-)
-AXB = Task(
-    name="superglue_axb",
-    kind="pair",
+_axb = RowReader(table=Jsonl(), make=replace(_rte_fields, text="sentence1", pair="sentence2"))
+_axg = RowReader(table=Jsonl(), make=replace(_rte_fields, group="pair_id"))
+AXB = build_class_task(
+    "superglue_axb",
+    _RTE_SOURCE,
+    _ENTAILMENT,
+    list_files(_axb, test="AX-b.jsonl 1104"),
     metrics=("matthews",),
-    labels=_ENTAILMENT,
     folders=("superglue_ax", "AX-b"),
-    splits={"test": (SplitFile("AX-b.jsonl", _axb, rows=1104),)},
-    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
 )
 """AX-b: SuperGLUE's broad diagnostic of entailment, for models of RTE"""
 
-AXG = Task(
-    name="superglue_axg",
-    kind="pair",
+AXG = build_class_task(
+    "superglue_axg",
+    _RTE_SOURCE,
+    _ENTAILMENT,
+    list_files(_axg, test="AX-g.jsonl 356"),
     metrics=("accuracy", "gender_parity"),
-    labels=_ENTAILMENT,
     folders=("superglue_ax", "AX-g"),
-    splits={"test": (SplitFile("AX-g.jsonl", _axg, rows=356),)},
-    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
 )
 """AX-g: SuperGLUE's Winogender pairs, which differ in a pronoun (Rudinger et al., 2018), for models of RTE"""
 
-AX = Task(
-    name="superglue_ax",
-    kind="pair",
+AX = build_class_task(
+    "superglue_ax",
+    _RTE_SOURCE,
+    _ENTAILMENT,
+    {"test": AXB.splits["test"], "test_gender": AXG.splits["test"]},
     metrics=("matthews", "accuracy"),
-    labels=_ENTAILMENT,
-    splits={"test": AXB.splits["test"], "test_gender": AXG.splits["test"]},
-    template=Template(source="rte hypothesis: {pair} premise: {text}", targets=_ENTAILMENT),
 )
 """SuperGLUE's two diagnostics of entailment: AX-b as `test`, AX-g as `test_gender`"""
 
@@ -231,17 +208,13 @@ def _parse_answers(row: TableRow) -> Iterator[Example]:
             )
 
 
-MULTIRC = Task(
-    name="multirc",
-    kind="pair",
+MULTIRC = build_class_task(
+    "multirc",
+    "multirc question: {question} answer: {answer} paragraph: {text}",
+    BOOLEAN_LABELS,
+    list_files(read_multirc, train="train.jsonl 27243", dev="val.jsonl 4848"),
     metrics=("multirc",),
-    labels=BOOLEAN_LABELS,
     folders=("multirc", "MultiRC"),
-    splits={
-        "train": (SplitFile("train.jsonl", read_multirc, rows=27243),),
-        "dev": (SplitFile("val.jsonl", read_multirc, rows=4848),),
-    },
-    template=Template(source="multirc question: {question} answer: {answer} paragraph: {text}", targets=BOOLEAN_LABELS),
     group_field="text",
 )
 """MultiRC: which of a question's answers are correct? Any number may be (Khashabi et al., 2018)"""
@@ -284,13 +257,7 @@ RECORD = Task(
     kind="choice",
     metrics=("record",),
     folders=("record", "ReCoRD"),
-    splits={
-        "train": (
-            SplitFile("train.jsonl", read_record),
-            SplitFile("train32.jsonl", read_record, rows=32, is_partial=True),
-        ),
-        "dev": (SplitFile("val.jsonl", read_record), SplitFile("dev32.jsonl", read_record, rows=32, is_partial=True)),
-    },
+    splits=list_files(read_record, train="train.jsonl | train32.jsonl 32 part", dev="val.jsonl | dev32.jsonl 32 part"),
     template=Template(source="record query: {pair} entities: {entities} passage: {text}", target="{answer}"),
     group_field="group",
 )

@@ -1,43 +1,47 @@
-"""Text generation: summaries (XSum, SAMSum, CNN/DailyMail) and translation (Multi30k)."""
+"""Text generation: summaries (XSum, SAMSum, CNN/DailyMail), translation (Multi30k, WMT) and dialogue (ConvAI2).
+
+WMT's test sets are SGM files (Bojar et al., 2014 and 2016):
+
+    newstest2014-deen-src.en.sgm    <doc docid="…"> <seg id="1">A republican strategy …</seg> …
+    newstest2014-deen-ref.de.sgm    the translation, with the same documents and segments
+
+ConvAI2 has the dialogues of Persona-Chat (Zhang et al., 2018) in the format of ParlAI. Every line has a number, which
+starts again with each dialogue; a turn has the partner's utterance, the response and, between two tabs and bars, the
+candidates for hits@1.
+
+    1 your persona: i like to remodel homes .
+    2 hi , how are you doing ?<TAB>i am remodeling a house .<TAB><TAB>i like tea .|i am remodeling a house .
+"""
 
 import hashlib
+import html
+import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Csv, Fields, RowReader
+from pretune.tasks.benchmarks.readers import Csv, Fields, RowReader, build_text_task, list_files
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, read_lines, read_text
 from pretune.tasks.task import SplitFile, Task, Template
 
-_TEMPLATE = Template(source="summarize: {text}", target="{target}")
-
 _xsum = RowReader(table=Jsonl(), make=Fields(text="document", target="summary", id="id"))
-XSUM = Task(
-    name="xsum",
-    kind="generation",
+XSUM = build_text_task(
+    "xsum",
+    "summarize: {text}",
+    list_files(_xsum, train="train.jsonl", dev="validation.jsonl", test="test.jsonl | test_sample.jsonl 1000 part"),
     metrics=("rouge",),
-    splits={
-        "train": (SplitFile("train.jsonl", _xsum),),
-        "dev": (SplitFile("validation.jsonl", _xsum),),
-        "test": (SplitFile("test.jsonl", _xsum), SplitFile("test_sample.jsonl", _xsum, rows=1000, is_partial=True)),
-    },
-    template=_TEMPLATE,
 )
 """XSum: a news article in one sentence (Narayan et al., 2018)"""
 
 _samsum = RowReader(table=Jsonl(), make=Fields(text="context", target="response"))
-SAMSUM = Task(
-    name="samsum",
-    kind="generation",
+SAMSUM = build_text_task(
+    "samsum",
+    "summarize: {text}",
+    list_files(_samsum, train="train.jsonl", dev="validation.jsonl 818", test="test.jsonl 819"),
     metrics=("rouge",),
-    splits={
-        "train": (SplitFile("train.jsonl", _samsum),),
-        "dev": (SplitFile("validation.jsonl", _samsum, rows=818),),
-        "test": (SplitFile("test.jsonl", _samsum, rows=819),),
-    },
-    template=_TEMPLATE,
 )
 """SAMSum: the summary of a chat (Gliwa et al., 2019)"""
 
@@ -79,16 +83,15 @@ def _build_cnndm_files(split_name: str, url_list: str) -> tuple[SplitFile, ...]:
     )
 
 
-CNNDM = Task(
-    name="cnndm",
-    kind="generation",
-    metrics=("rouge",),
-    folders=("cnndm", "cnn_dailymail"),
-    splits={
+CNNDM = build_text_task(
+    "cnndm",
+    "summarize: {text}",
+    {
         split: _build_cnndm_files(stem, url_list)
         for split, stem, url_list in (("train", "train", "train"), ("dev", "validation", "val"), ("test",) * 3)
     },
-    template=_TEMPLATE,
+    metrics=("rouge",),
+    folders=("cnndm", "cnn_dailymail"),
 )
 """CNN/DailyMail: the highlights of a news story (Hermann et al., 2015; See et al., 2017)"""
 
@@ -120,21 +123,183 @@ class ParallelReader:
 
 
 _en_de = ParallelReader(source="en", target="de")
-MULTI30K = Task(
-    name="multi30k",
-    kind="generation",
+MULTI30K = build_text_task(
+    "multi30k",
+    "translate English to German: {text}",
+    list_files(
+        _en_de,
+        train="train.en 29000",
+        dev="val.en 1014",
+        test="test_2016_flickr.en 1000",
+        test_2017="test_2017_flickr.en 1000",
+        test_2017_mscoco="test_2017_mscoco.en 461",
+        test_2018="test_2018_flickr.en 1071",
+    ),
     metrics=("bleu", "chrf"),
-    splits={
-        split: (SplitFile(f"{stem}.en", _en_de, rows=rows),)
-        for split, stem, rows in (
-            ("train", "train", 29000),
-            ("dev", "val", 1014),
-            ("test", "test_2016_flickr", 1000),
-            ("test_2017", "test_2017_flickr", 1000),
-            ("test_2017_mscoco", "test_2017_mscoco", 461),
-            ("test_2018", "test_2018_flickr", 1071),
-        )
-    },
-    template=Template(source="translate English to German: {text}", target="{target}"),
 )
 """Multi30k: image captions from English to German (Elliott et al., 2016)"""
+
+
+_ELEMENT = re.compile(
+    r"<doc\b(?P<document>[^>]*)>|<seg\b(?P<segment>[^>]*)>(?P<text>.*?)</seg>", re.DOTALL | re.IGNORECASE
+)
+_ATTRIBUTE = re.compile(r"""(\w+)\s*=\s*["']?([^"'\s>]+)""")
+Segments = dict[tuple[str, str], str]
+"""Texts by document and segment."""
+
+
+@spec
+class SgmReader:
+    """A reader of `NAME-src.en.sgm` and `NAME-ref.de.sgm` in one folder, aligned by document and segment."""
+
+    source: str
+    target: str
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        reference = path.with_name(path.name.replace(f"-src.{self.source}.", f"-ref.{self.target}."))
+        if not reference.exists():
+            raise DataError(f"{path}: its translation {reference.name} is missing in the same folder")
+        texts, translations = read_segments(path), read_segments(reference)
+        if texts.keys() != translations.keys():
+            (document, number), *_ = sorted(texts.keys() ^ translations.keys())
+            raise DataError(
+                f"{path}: segment {number[:20]} of document '{document[:60]}' is not in both files; {reference.name} "
+                "must be its translation"
+            )
+        for (document, number), text in texts.items():
+            yield Example(text=text, target=translations[document, number], id=f"{document}-{number}", group=document)
+
+
+def read_segments(path: Path) -> Segments:
+    """Return the segments of an SGM file in order; entities are resolved, and blanks are single spaces."""
+    name, document = os.fspath(path), ""
+    segments: Segments = {}
+    for match in _ELEMENT.finditer("".join(read_text(path))):
+        if match["document"] is not None:
+            document = dict(_ATTRIBUTE.findall(match["document"])).get("docid", "")
+            continue
+        number = dict(_ATTRIBUTE.findall(match["segment"])).get("id", str(len(segments) + 1))
+        if (document, number) in segments:
+            raise DataError(f"{name}: document '{document[:60]}' has the segment {number[:20]} twice")
+        segments[document, number] = " ".join(html.unescape(match["text"]).split())
+    if not segments:
+        raise DataError(f"{name}: no <seg> in the file; expected WMT's SGM format")
+    return segments
+
+
+def _build_task(name: str, target: str, language: str, pair: str, dev: tuple[str, int], test: tuple[str, int]) -> Task:
+    """Return a task from English: all parallel files of a pair of languages for training, and two test sets."""
+    sgm = SgmReader(source="en", target=target)
+    lines = ParallelReader(source="en", target=target, skip_blank=True)
+
+    def build_files(stem: str, rows: int) -> tuple[SplitFile, ...]:
+        year_set = re.sub(r"-\w+$", "", stem)  # newstest2014-deen is also published as newstest2014.en
+        return (
+            SplitFile(f"{stem}-src.en.sgm", sgm, rows=rows),
+            SplitFile(f"*/{stem}-src.en.sgm", sgm, rows=rows),
+            SplitFile(f"{year_set}.en", lines, rows=rows),
+        )
+
+    return Task(
+        name=name,
+        kind="generation",
+        metrics=("bleu", "chrf"),
+        splits={
+            "train": (
+                SplitFile(f"*.{pair}.en", lines),
+                SplitFile(f"training*/*.{pair}.en", lines),
+                SplitFile("train.en", lines),
+            ),
+            "dev": build_files(*dev),
+            "test": build_files(*test),
+        },
+        template=Template(source=f"translate English to {language}: {{text}}", target="{target}"),
+    )
+
+
+WMT14_EN_DE = _build_task("wmt14_en_de", "de", "German", "de-en", ("newstest2013", 3000), ("newstest2014-deen", 3003))
+"""WMT 2014: news from English to German (Bojar et al., 2014)"""
+
+WMT14_EN_FR = _build_task("wmt14_en_fr", "fr", "French", "fr-en", ("newstest2013", 3000), ("newstest2014-fren", 3003))
+"""WMT 2014: news from English to French (Bojar et al., 2014)"""
+
+WMT16_EN_RO = _build_task(
+    "wmt16_en_ro", "ro", "Romanian", "ro-en", ("newsdev2016-enro", 1999), ("newstest2016-enro", 1999)
+)
+"""WMT 2016: news from English to Romanian (Bojar et al., 2016)"""
+
+
+PERSONA = ("your persona: ", "partner's persona: ")
+
+
+@spec
+class DialogueReader:
+    """A reader of turns: the persona and the last utterances as text, the response as target.
+
+    With `with_candidates` the candidates are the choices, and the response is the right one.
+    """
+
+    utterances: int = 5  # of both speakers, the last one included
+    with_candidates: bool = False
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        name = os.fspath(path)
+        persona: list[str] = []
+        history: list[str] = []
+        dialogue = 0
+        for line, content in read_lines(path):
+            if not content.strip():
+                continue
+            number, _, rest = content.partition(" ")
+            if not number.isdecimal():
+                raise DataError(f"{name}:{line}: expected a number and a turn, got {content[:40]!r}")
+            if int(number) == 1:
+                persona, history, dialogue = [], [], dialogue + 1
+            if rest.startswith(PERSONA):
+                persona.append(rest.partition(": ")[2].strip())
+                continue
+            utterance, *cells = rest.split("\t")
+            response = cells[0].strip() if cells else ""
+            if not response:
+                raise DataError(f"{name}:{line}: a turn needs an utterance, a tab and a response")
+            history.append(utterance.strip())
+            text = "\n".join([*persona, *history[-self.utterances :]])
+            candidates = [text.strip() for text in cells[2].split("|")] if len(cells) > 2 else []
+            facts = {"persona": " ".join(persona), "utterance": history[-1]}
+            group = str(dialogue)
+            if self.with_candidates:
+                if response not in candidates:
+                    raise DataError(
+                        f"{name}:{line}: the response is not among the {len(candidates)} candidates; use a file with "
+                        "candidates"
+                    )
+                label = candidates.index(response)
+                yield Example(text=text, choices=tuple(candidates), label=label, id=str(line), group=group, facts=facts)
+            else:
+                yield Example(text=text, target=response, answers=(response,), id=str(line), group=group, facts=facts)
+            history.append(response)
+
+
+_turns, _choices = DialogueReader(), DialogueReader(with_candidates=True)
+CONVAI2 = build_text_task(
+    "convai2",
+    "dialogue: {text}",
+    list_files(
+        _turns,
+        train="train_self_original_no_cands.txt 131438 | train_self_original.txt 131438",
+        dev="valid_self_original_no_cands.txt 7801 | valid_self_original.txt 7801",
+    ),
+    metrics=("answer_f1",),
+    group_field="group",
+)
+"""ConvAI2: the next response of a chat, given a persona; F1 and perplexity (Dinan et al., 2020)"""
+
+CONVAI2_CHOICE = Task(
+    name="convai2_choice",
+    kind="choice",
+    metrics=("choice_accuracy",),
+    folders=("convai2",),
+    splits=list_files(_choices, train="train_self_original.txt 131438", dev="valid_self_original.txt 7801"),
+    group_field="group",
+)
+"""ConvAI2 as a choice among 20 candidate responses: hits@1 (Dinan et al., 2020)"""

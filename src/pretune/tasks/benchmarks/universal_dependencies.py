@@ -23,19 +23,17 @@ COLUMNS = 10
 """Columns of a CoNLL-U line: id, form, lemma, UPOS, XPOS, features, head, relation, enhanced relations, other."""
 FORM, HEAD, RELATION = 1, 6, 7
 
-UPOS = (
-    "ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM",
-    "PART", "PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X",
-)  # fmt: skip
+_UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
+UPOS = tuple(_UPOS.split())
 """The seventeen universal parts of speech."""
 
-EWT_RELATIONS = (
-    "acl", "acl:relcl", "advcl", "advcl:relcl", "advmod", "amod", "appos", "aux", "aux:pass", "case", "cc",
-    "cc:preconj", "ccomp", "compound", "compound:prt", "conj", "cop", "csubj", "csubj:outer", "csubj:pass", "dep",
-    "det", "det:predet", "discourse", "dislocated", "expl", "fixed", "flat", "goeswith", "iobj", "list", "mark",
-    "nmod", "nmod:desc", "nmod:poss", "nmod:unmarked", "nsubj", "nsubj:outer", "nsubj:pass", "nummod", "obj",
-    "obl", "obl:agent", "obl:unmarked", "orphan", "parataxis", "punct", "reparandum", "root", "vocative", "xcomp",
-)  # fmt: skip
+_EWT = """
+    acl acl:relcl advcl advcl:relcl advmod amod appos aux aux:pass case cc cc:preconj ccomp compound compound:prt
+    conj cop csubj csubj:outer csubj:pass dep det det:predet discourse dislocated expl fixed flat goeswith iobj list
+    mark nmod nmod:desc nmod:poss nmod:unmarked nsubj nsubj:outer nsubj:pass nummod obj obl obl:agent obl:unmarked
+    orphan parataxis punct reparandum root vocative xcomp
+"""
+EWT_RELATIONS = tuple(_EWT.split())
 """Relations of the English Web Treebank, with their subtypes."""
 
 

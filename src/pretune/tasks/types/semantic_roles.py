@@ -18,7 +18,7 @@ import numpy as np
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.data.sequences import Ints
-from pretune.tasks.benchmarks.semantic_roles import RoleReader
+from pretune.tasks.benchmarks.conll import RoleReader
 from pretune.tasks.encoding import EncodingRules, PooledSequences, TokenPool, missing_value_error
 from pretune.tasks.example import Example
 from pretune.tasks.table import TableFile, TableRow, data_error, open_table

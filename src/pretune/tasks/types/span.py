@@ -24,7 +24,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Bools, Ints, spread
 from pretune.metrics import NO_ANSWER_METRICS
 from pretune.metrics.question_answering import squad2
-from pretune.tasks.benchmarks.squad import read_squad
+from pretune.tasks.benchmarks.question_answering import read_squad
 from pretune.tasks.encoding import (
     Counts,
     EncodingRules,

@@ -1,6 +1,7 @@
-"""Similarity and retrieval: STS of SemEval 2012 to 2016 (Agirre et al.), Cranfield (Cleverdon, 1967), and Multi30k.
+"""Evaluation without training: similarity, retrieval, minimal pairs (BLiMP) and last words (LAMBADA).
 
-A year of STS has several sets, one per file; `group` is the set. STS-B is a selection from these sets.
+Similarity is STS of SemEval 2012 to 2016 (Agirre et al.): a year has several sets, one per file; `group` is the set.
+STS-B is a selection from these sets. Retrieval is Cranfield (Cleverdon, 1967) and the captions of Multi30k.
 """
 
 import os
@@ -8,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Tsv, read_score
+from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, list_files, read_score
 from pretune.tasks.example import Example
-from pretune.tasks.table import read_lines
+from pretune.tasks.table import Jsonl, TableRow, read_lines
 from pretune.tasks.task import SplitFile, Task, Template
 
 SCALE = (0.0, 5.0)
@@ -123,9 +124,47 @@ MULTI30K_LINES = Task(
     kind="retrieval",
     metrics=("mrr", "recall", "ndcg"),
     folders=("multi30k",),
-    splits={
-        "test": (SplitFile("test_2016_flickr.de", read_numbered_lines, rows=1000),),
-        "documents": (SplitFile("test_2016_flickr.en", read_numbered_lines, rows=1000),),
-    },
+    splits=list_files(read_numbered_lines, test="test_2016_flickr.de 1000", documents="test_2016_flickr.en 1000"),
 )
 """Multi30k: which of 1,000 English captions is the translation of a German one?"""
+
+
+_blimp = RowReader(
+    table=Jsonl(),
+    make=Fields(text="sentence_good", pair="sentence_bad", group="UID", id="pairID", facts=("linguistics_term",)),
+)
+BLIMP = Task(
+    name="blimp",
+    kind="pairs",
+    metrics=("choice_accuracy",),
+    splits=list_files(_blimp, test="*.jsonl 67000"),
+)
+"""BLiMP: minimal pairs; the grammatical sentence should be more likely (Warstadt et al., 2020)"""
+
+
+def _split_last_word(text: str, location: str) -> Example:
+    context, space, last_word = text.rpartition(" ")
+    if not space:
+        raise DataError(f"{location}: expected a passage and its last word, got one word")
+    return Example(text=context, target=last_word)
+
+
+def _parse_lambada(row: TableRow) -> Example:
+    return _split_last_word(row.get_text("text"), row.location)
+
+
+def _read_plain_text(path: Path) -> Iterator[Example]:
+    return (_split_last_word(text.strip(), f"{path}:{number}") for number, text in read_lines(path) if text.strip())
+
+
+LAMBADA = Task(
+    name="lambada",
+    kind="cloze",
+    metrics=("accuracy",),
+    splits={
+        **list_files(_read_plain_text, dev="lambada_development_plain_text.txt 4869"),
+        **list_files(RowReader(table=Jsonl(), make=_parse_lambada), test="lambada_test.jsonl 5153"),
+        **list_files(_read_plain_text, test_tokenized="lambada_test_plain_text.txt 5153"),
+    },
+)
+"""LAMBADA: the last word of a passage, which needs more context than the last sentence (Paperno et al., 2016)"""

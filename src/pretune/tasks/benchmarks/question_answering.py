@@ -1,8 +1,9 @@
-"""Questions answered in free text: TriviaQA and Natural Questions without a passage, CoQA's dialogues, and ELI5.
+"""Questions: SQuAD with a passage; TriviaQA and Natural Questions without one, CoQA's dialogues, and ELI5.
 
-Closed-book question answering (Roberts et al., 2020) gives the model the question only; an answer counts if it equals
-one of the published aliases. A CoQA question comes with its story and the turns before it, an ELI5 question with no
-text at all.
+SQuAD (Rajpurkar et al., 2016 and 2018) is published as JSON: articles of paragraphs of questions. `spans` are
+characters of `pair`, the paragraph. The answers of the others are free text. Closed-book question answering (Roberts et
+al., 2020) gives the model the question only; an answer counts if it equals one of the published aliases. A CoQA
+question comes with its story and the turns before it, an ELI5 question with no text at all.
 """
 
 import os
@@ -13,10 +14,70 @@ from typing import Any
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.io.strict_json import parse_json
-from pretune.tasks.benchmarks.readers import RowReader
+from pretune.tasks.benchmarks.readers import RowReader, build_text_task, list_files
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, data_error, read_text
-from pretune.tasks.task import SplitFile, Task, Template
+from pretune.tasks.task import Task, Template
+
+
+def read_squad(path: Path) -> Iterator[Example]:
+    """Yield every question in order; raise DataError if an answer is not at its stated position."""
+    name = os.fspath(path)
+    data = parse_json("".join(read_text(path)), DataError, name)
+    location = "data"
+    try:
+        for number, article in enumerate(data["data"]):
+            for place, paragraph in enumerate(article["paragraphs"]):
+                location = f"data[{number}].paragraphs[{place}]"
+                for question in paragraph["qas"]:
+                    yield _parse_question(
+                        question, paragraph["context"], article.get("title", str(number)), f"{name}: {location}"
+                    )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{name}: {location} is not in SQuAD's format ({error!r})") from None
+
+
+def _parse_question(question: dict[str, Any], context: str, title: str, location: str) -> Example:
+    spans: list[tuple[int, int]] = []
+    for answer in question["answers"]:
+        start, text = answer["answer_start"], answer["text"]
+        if context[start : start + len(text)] != text:
+            raise DataError(f"{location}: answer {text[:40]!r} of question {question['id']!r} is not at {start}")
+        spans.append((start, start + len(text)))
+    return Example(
+        text=question["question"],
+        pair=context,
+        spans=tuple(spans),
+        answers=tuple(answer["text"] for answer in question["answers"]),
+        id=str(question["id"]),
+        group=title,
+    )
+
+
+_TEMPLATE = Template(source="question: {text} context: {pair}", target="{answer}")
+
+SQUAD1 = Task(
+    name="squad1",
+    kind="span",
+    metrics=("squad",),
+    splits=list_files(
+        read_squad, train="train-v1.1.json | train_subset.json 4000 part", dev="dev-v1.1.json | dev.json 10570"
+    ),
+    template=_TEMPLATE,
+    group_field="group",
+)
+"""SQuAD 1.1: the span of a paragraph that answers a question (Rajpurkar et al., 2016)"""
+
+SQUAD2 = Task(
+    name="squad2",
+    kind="span",
+    metrics=("squad2",),
+    splits=list_files(read_squad, train="train-v2.0.json", dev="dev-v2.0.json | dev.json 11873"),
+    template=_TEMPLATE,
+    group_field="group",
+)
+"""SQuAD 2.0: SQuAD with questions that the paragraph does not answer (Rajpurkar et al., 2018)"""
+
 
 _KIND_NAMES: dict[type[Any], str] = {str: "a text", list: "a list", dict: "an object"}
 
@@ -35,22 +96,16 @@ def read_triviaqa(path: Path) -> Iterator[Example]:
         )
 
 
-TRIVIAQA = Task(
-    name="triviaqa",
-    kind="generation",
+TRIVIAQA = build_text_task(
+    "triviaqa",
+    "trivia question: {text}",
+    list_files(
+        read_triviaqa,
+        train="unfiltered-web-train.json 87622 | qa/wikipedia-train.json",
+        dev="unfiltered-web-dev.json 11313 | qa/wikipedia-dev.json",
+    ),
     metrics=("triviaqa",),
     folders=("triviaqa", "triviaqa-unfiltered"),
-    splits={
-        "train": (
-            SplitFile("unfiltered-web-train.json", read_triviaqa, rows=87622),
-            SplitFile("qa/wikipedia-train.json", read_triviaqa),
-        ),
-        "dev": (
-            SplitFile("unfiltered-web-dev.json", read_triviaqa, rows=11313),
-            SplitFile("qa/wikipedia-dev.json", read_triviaqa),
-        ),
-    },
-    template=Template(source="trivia question: {text}", target="{target}"),
 )
 """TriviaQA without passages: trivia questions with aliases of their answers (Joshi et al., 2017)"""
 
@@ -66,15 +121,11 @@ def _make_nq_question(row: TableRow) -> Example:
 
 
 _nq = RowReader(table=Jsonl(), make=_make_nq_question)
-NQ_OPEN = Task(
-    name="nq_open",
-    kind="generation",
+NQ_OPEN = build_text_task(
+    "nq_open",
+    "nq question: {text}",
+    list_files(_nq, train="NQ-open.train.jsonl 87925", dev="NQ-open.dev.jsonl 3610"),
     metrics=("exact_match",),
-    splits={
-        "train": (SplitFile("NQ-open.train.jsonl", _nq, rows=87925),),
-        "dev": (SplitFile("NQ-open.dev.jsonl", _nq, rows=3610),),
-    },
-    template=Template(source="nq question: {text}", target="{target}"),
 )
 """Natural Questions without passages: questions to a search engine (Kwiatkowski et al., 2019; Lee et al., 2019)"""
 
@@ -110,15 +161,11 @@ class CoqaReader:
 
 
 _coqa = CoqaReader()
-COQA = Task(
-    name="coqa",
-    kind="generation",
+COQA = build_text_task(
+    "coqa",
+    "coqa question: {text} context: {pair}",
+    list_files(_coqa, train="coqa-train-v1.0.json 108647", dev="coqa-dev-v1.0.json 7983"),
     metrics=("coqa",),
-    splits={
-        "train": (SplitFile("coqa-train-v1.0.json", _coqa, rows=108647),),
-        "dev": (SplitFile("coqa-dev-v1.0.json", _coqa, rows=7983),),
-    },
-    template=Template(source="coqa question: {text} context: {pair}", target="{target}"),
     group_field="group",
 )
 """CoQA: questions about a story, asked in a dialogue (Reddy et al., 2019)"""
@@ -150,16 +197,16 @@ def _make_eli5_question(row: TableRow) -> Example | None:
 
 
 _eli5 = RowReader(table=Jsonl(), make=_make_eli5_question)
-ELI5 = Task(
-    name="eli5",
-    kind="generation",
+ELI5 = build_text_task(
+    "eli5",
+    "explain: {text}",
+    list_files(
+        _eli5,
+        train="eli5-train-kilt.jsonl | train.jsonl",
+        dev="eli5-dev-kilt.jsonl 1507 | validation.jsonl",
+        test="test.jsonl",
+    ),
     metrics=("rouge",),
-    splits={
-        "train": (SplitFile("eli5-train-kilt.jsonl", _eli5), SplitFile("train.jsonl", _eli5)),
-        "dev": (SplitFile("eli5-dev-kilt.jsonl", _eli5, rows=1507), SplitFile("validation.jsonl", _eli5)),
-        "test": (SplitFile("test.jsonl", _eli5),),
-    },
-    template=Template(source="explain: {text}", target="{target}"),
 )
 """ELI5: long answers to questions, "explain like I'm five" (Fan et al., 2019)"""
 
