@@ -15,8 +15,8 @@ from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.evaluation.baselines import BASELINES, SLOTS, run_baselines
 from pretune.evaluation.baselines.base import Text, TfIdf, compute_overlap
 from pretune.evaluation.baselines.bilstm import BiLSTMBaseline
-from pretune.evaluation.baselines.classifiers import SVM, Majority
 from pretune.evaluation.baselines.tagging import FrequentTag
+from pretune.evaluation.baselines.texts import SVM, Majority
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task
 from pretune.text.corpora.builtin import Reviews

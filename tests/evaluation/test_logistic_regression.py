@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from pretune.evaluation.baselines.classifiers import fit_best_c
+from pretune.evaluation.baselines.texts import fit_best_c
 from pretune.evaluation.logistic_regression import Floats, Ints, LinearClassifier, fit_logistic_regression
 
 CHOICES = (0.001, 0.01, 0.1, 1.0)

@@ -19,7 +19,7 @@ from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
 from pretune.evaluation.baselines.tagging import AdjacentHead, BiLSTMParser
-from pretune.metrics.parsing import attachment
+from pretune.metrics.entities import attachment
 from pretune.nn.lstm import BiLSTM
 from pretune.tasks.benchmarks.universal_dependencies import ConlluReader, DependencyReader, is_tree
 from pretune.tasks.encoder import TaskEncoder

@@ -212,10 +212,12 @@ def count_repeats(shots: Sequence[Example], examples: Sequence[Example]) -> int:
 
 
 def _add_labels(task: Task, examples: Sequence[Example]) -> list[Example]:
-    """Add labels to sample by if the answer is text."""
-    if not get_type(task).scoring.prompt.no_answer:
+    """Add labels to sample by if the answer is text: whether there is none, where a question may have none."""
+    scoring = get_type(task).scoring
+    if scoring.evaluator != "generation":
         return [*examples]
-    return [replace(example, label=int(not example.answers)) for example in examples]
+    may_lack = bool(scoring.prompt.no_answer)
+    return [replace(example, label=int(may_lack and not example.answers)) for example in examples]
 
 
 def build_notes(task: Task, truncation: Truncation, shots: int, selection: Selection, seed: int) -> tuple[str, ...]:

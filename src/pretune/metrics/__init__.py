@@ -62,7 +62,7 @@ METRICS: Registry[Metric] = Registry(
         "entity_f1": "pretune.metrics.entities:entity_f1",
         "entity_f1_strict": "pretune.metrics.entities:entity_f1_strict",
         "argument_f1": "pretune.metrics.entities:argument_f1",
-        "attachment": "pretune.metrics.parsing:attachment",
+        "attachment": "pretune.metrics.entities:attachment",
         "rouge": "pretune.metrics.generation:rouge",
         "rouge_stemmed": "pretune.metrics.generation:rouge_stemmed",
         "bleu": "pretune.metrics.generation:bleu",
@@ -93,14 +93,11 @@ METRIC_INPUTS: Mapping[str, str] = {
 GROUP_METRICS = frozenset(name for name, values in METRIC_INPUTS.items() if values == "groups")
 """Metrics whose unit is a group of examples: a subset must not split a group."""
 
-MEAN_METRICS = frozenset({
-    "accuracy", "choice_accuracy", "squad", "squad2", "exact_match", "triviaqa", "coqa", "answer_f1", "rouge",
-    "rouge_stemmed",
-})  # fmt: skip
-"""Metrics that are the mean of the scores of single examples."""
-
 SHARE_METRICS = frozenset({"accuracy", "choice_accuracy", "exact_match"})
 """Metrics that are the share of correct examples."""
+
+MEAN_METRICS = SHARE_METRICS | {"squad", "squad2", "triviaqa", "coqa", "answer_f1", "rouge", "rouge_stemmed"}
+"""Metrics that are the mean of the scores of single examples."""
 
 SIGNED_METRICS = frozenset({"matthews", "pearson", "spearman", "pearson_spearman", "average"})
 """Metrics that may be negative."""

@@ -33,7 +33,7 @@ from pretune.core.log import format_duration
 from pretune.core.run_dir import RunDir
 from pretune.core.seed import make_generator
 from pretune.evaluation.baselines.base import Classifier
-from pretune.evaluation.baselines.classifiers import SVM, AveragedVectors, Majority
+from pretune.evaluation.baselines.texts import SVM, AveragedVectors, Majority
 from pretune.inference.word_vectors import WordVectors
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap_of_means
 from pretune.models.catalog import build

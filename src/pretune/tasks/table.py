@@ -32,28 +32,30 @@ from pretune.text.corpora.tables import (
 
 T = TypeVar("T")
 
-COLUMNS: dict[str, tuple[str, ...]] = {
-    "text": ("text", "sentence", "sentence1", "premise", "question", "question1", "review", "content", "document"),
-    "label": ("label", "labels", "class", "category", "sentiment", "target", "gold_label", "score", "stars"),
-    "words": ("words", "tokens"),
-    "tags": ("tags", "ner_tags", "pos_tags", "labels"),
-    "relations": ("relations", "deprels", "deprel", "tags", "labels"),
-    "question": ("question", "query"),
-    "passage": ("context", "passage", "document", "text"),
-    "answer": ("answer", "answers"),
-    "stem": ("text", "question", "premise", "context", "ctx", "sentence", "prompt"),
-    "correct choice": ("label", "answer", "answerkey", "correct", "target", "key"),
-    "source": ("text", "source", "input", "document", "article", "question", "sentence"),
-    "target": ("target", "summary", "output", "answer", "highlights", "translation", "label"),
-    "anchor": ("anchor", "query", "sentence1", "text1", "premise", "question1", "text_a", "question", "text",
-               "sentence_a"),
-    "positive": ("positive", "document", "sentence2", "text2", "hypothesis", "question2", "text_b", "answer", "pair",
-                 "sentence_b"),
-    "negative": ("negative", "hard_negative", "text3", "sentence3"),
-    "score": ("score", "similarity", "relatedness_score"),
-    "class": ("label", "gold_label", "class"),
-    "id": ("id",),
-}  # fmt: skip
+_COLUMNS = """
+    text: text sentence sentence1 premise question question1 review content document
+    label: label labels class category sentiment target gold_label score stars
+    words: words tokens
+    tags: tags ner_tags pos_tags labels
+    relations: relations deprels deprel tags labels
+    question: question query
+    passage: context passage document text
+    answer: answer answers
+    stem: text question premise context ctx sentence prompt
+    correct choice: label answer answerkey correct target key
+    source: text source input document article question sentence
+    target: target summary output answer highlights translation label
+    anchor: anchor query sentence1 text1 premise question1 text_a question text sentence_a
+    positive: positive document sentence2 text2 hypothesis question2 text_b answer pair sentence_b
+    negative: negative hard_negative text3 sentence3
+    score: score similarity relatedness_score
+    class: label gold_label class
+    id: id
+"""
+COLUMNS = {
+    meaning: tuple(names.split())
+    for meaning, names in (line.strip().split(": ") for line in _COLUMNS.strip().splitlines())
+}
 """Names of columns by their meaning, in order of preference; case and surrounding blanks are ignored."""
 PAIR_COLUMNS = (
     ("sentence1", "sentence2"),

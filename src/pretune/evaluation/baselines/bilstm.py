@@ -18,7 +18,7 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.layout import batch
 from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import Classifier, Label, Predictor, Text, encode_labels
-from pretune.evaluation.baselines.classifiers import Majority
+from pretune.evaluation.baselines.texts import Majority
 from pretune.inference.word_vectors import WordVectors, split_words
 from pretune.nn.lstm import AdditiveAttention, BiLSTM
 from pretune.training.batch_transfer import BatchStats

@@ -21,7 +21,7 @@ from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.evaluation.baselines.base import Examples, TaskBaseline
 from pretune.evaluation.baselines.bilstm import EpochBatches, train_epochs
-from pretune.metrics.parsing import attachment
+from pretune.metrics.entities import attachment
 from pretune.nn.lstm import BiLSTM
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.types.dependency import build_tree
@@ -116,10 +116,10 @@ def _extract_features(sentences: Sentences) -> Iterator[list[str]]:
             form = "".join("A" if c.isupper() else "a" if c.islower() else "0" if c.isdigit() else c for c in word)
             neighbours = [f"{side}={low[i + 2 + side]}" for side in (-2, -1, 1, 2)]
             lower = low[i + 2]
-            yield [
-                f"w={word}", f"l={lower}", f"f={form[:6]}", f"s3={lower[-3:]}", f"s2={lower[-2:]}", f"p3={lower[:3]}",
-                *neighbours, f"-1,0={low[i + 1]} {lower}", f"0,1={lower} {low[i + 3]}", "start" if i == 0 else "in",
-            ]  # fmt: skip
+            affixes = [f"s3={lower[-3:]}", f"s2={lower[-2:]}", f"p3={lower[:3]}"]
+            bigrams = [f"-1,0={low[i + 1]} {lower}", f"0,1={lower} {low[i + 3]}"]
+            place = "start" if i == 0 else "in"
+            yield [f"w={word}", f"l={lower}", f"f={form[:6]}", *affixes, *neighbours, *bigrams, place]
 
 
 def _find_most_frequent(counts: Counter[str]) -> str:

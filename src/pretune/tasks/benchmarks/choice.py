@@ -144,39 +144,40 @@ _arc_jsonl = RowReader(table=Jsonl(), make=_parse_arc_jsonl)
 _arc_csv = RowReader(table=Csv(columns=("question", *_LETTERS[:4], "key")), make=_parse_arc_csv)
 
 
-def _build_arc_splits(part: str, train: int, dev: int) -> dict[str, tuple[SplitFile, ...]]:
-    """Return ARC's splits; the counts are those of the rows that have their correct choice."""
-    lower = part.lower()
-    return {
-        "train": (
-            SplitFile(f"ARC-{part}/ARC-{part}-Train.jsonl", _arc_jsonl),
-            SplitFile(f"arc_{lower}_train.csv", _arc_csv, rows=train, is_partial=True),
-        ),
-        "dev": (
-            SplitFile(f"ARC-{part}/ARC-{part}-Dev.jsonl", _arc_jsonl),
-            SplitFile(f"arc_{lower}_dev.csv", _arc_csv, rows=dev, is_partial=True),
-        ),
-        "test": (SplitFile(f"ARC-{part}/ARC-{part}-Test.jsonl", _arc_jsonl),),
-    }
+def _build_arc(part: str, train: int, dev: int) -> Task:
+    """Return a part of ARC; the counts are those of the rows that have their correct choice."""
+    stem, csv = f"ARC-{part}/ARC-{part}", f"arc_{part.lower()}"
+    return Task(
+        name=csv,
+        kind="choice",
+        metrics=("choice_accuracy",),
+        folders=("arc", "ARC-V1-Feb2018-2"),
+        splits={
+            "train": (
+                SplitFile(f"{stem}-Train.jsonl", _arc_jsonl),
+                SplitFile(f"{csv}_train.csv", _arc_csv, rows=train, is_partial=True),
+            ),
+            "dev": (
+                SplitFile(f"{stem}-Dev.jsonl", _arc_jsonl),
+                SplitFile(f"{csv}_dev.csv", _arc_csv, rows=dev, is_partial=True),
+            ),
+            "test": (SplitFile(f"{stem}-Test.jsonl", _arc_jsonl),),
+        },
+    )
 
 
-ARC_EASY = Task(
-    name="arc_easy", kind="choice", metrics=("choice_accuracy",), folders=("arc", "ARC-V1-Feb2018-2"),
-    splits=_build_arc_splits("Easy", 2147, 549),
-)  # fmt: skip
+ARC_EASY = _build_arc("Easy", 2147, 549)
 """ARC-Easy: grade-school science questions, with up to five choices (Clark et al., 2018)"""
 
-ARC_CHALLENGE = Task(
-    name="arc_challenge", kind="choice", metrics=("choice_accuracy",), folders=("arc", "ARC-V1-Feb2018-2"),
-    splits=_build_arc_splits("Challenge", 1096, 294),
-)  # fmt: skip
+ARC_CHALLENGE = _build_arc("Challenge", 1096, 294)
 """ARC-Challenge: the questions that retrieval and co-occurrence answer wrongly (Clark et al., 2018)"""
 
-_arc_splits = {
-    split: (SplitFile(f"arc_*_{split}.csv", _arc_csv, rows=rows, is_partial=True),)
-    for split, rows in (("train", 2147 + 1096), ("dev", 549 + 294))
-}
-ARC = Task(name="arc", kind="choice", metrics=("choice_accuracy",), splits=_arc_splits)
+ARC = Task(
+    name="arc",
+    kind="choice",
+    metrics=("choice_accuracy",),
+    splits=list_files(_arc_csv, train="arc_*_train.csv 3243 part", dev="arc_*_dev.csv 843 part"),
+)
 """ARC: the challenge and the easy questions (Clark et al., 2018)"""
 
 

@@ -8,7 +8,7 @@ read_dataset(train="pairs.tsv")            # columns anchor, positive, negative;
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -222,10 +222,7 @@ def build_text_batch(sequences: Sequences, text_ids: Ints, gold: np.ndarray[tupl
     labels[torch.from_numpy(cells)] = torch.from_numpy(text_ids)
     index = batch.offsets[:-1].long()[torch.from_numpy(cells)]
     targets = Targets(index=index, labels=torch.from_numpy(np.ascontiguousarray(gold, dtype=np.float32)))
-    return Batch(
-        tokens=batch.tokens, offsets=batch.offsets, sequence=batch.sequence, positions=batch.positions, rows=batch.rows,
-        one_per_row=batch.one_per_row, segments=batch.segments, labels=labels, targets=targets,
-    )  # fmt: skip
+    return replace(batch, labels=labels, targets=targets)
 
 
 def build_text_stream(

@@ -1,10 +1,11 @@
-"""Classifiers: the majority class, linear models on TF-IDF, and averaged static vectors (a bag of words).
+"""Baselines for texts: the majority class, linear models on TF-IDF, and averaged static vectors (a bag of words).
 
 C is chosen by cross-validation. For several labels per text: the most frequent labels, and a linear model per label.
+For scores: the mean, and ridge regression on TF-IDF or averaged word vectors.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,41 +42,49 @@ class Majority(Classifier):
         return lambda texts: [majority_label] * len(texts)
 
 
-@spec
-class SVM(Classifier):
-    """Linear SVM on TF-IDF of words and bigrams (Joachims, 1998; Wang and Manning, 2012)."""
+class LinearClassifier(Classifier):
+    """Base class of linear models on TF-IDF of words and bigrams; C is chosen by cross-validation."""
 
-    choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)  # candidates for C
-    folds: int = 3
+    choices: tuple[float, ...]  # candidates for C
+    folds: int
+
+    def build_model(self, seed: int) -> Any:
+        """Build the scikit-learn model."""
+        raise NotImplementedError
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Train on labelled texts (or pairs)."""
-        from sklearn.svm import LinearSVC
-
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
         features, (classes, y) = TfIdf(texts), encode_labels(labels)
-        model = fit_best_c(LinearSVC(random_state=seed), features(texts), y, self.choices, self.folds, seed)
+        model = fit_best_c(self.build_model(seed), features(texts), y, self.choices, self.folds, seed)
         return lambda texts: [classes[i] for i in model.predict(features(texts))] if texts else []
 
 
 @spec
-class LogisticBaseline(Classifier):
-    """Logistic regression on TF-IDF of words and bigrams."""
+class SVM(LinearClassifier):
+    """Linear SVM on TF-IDF of words and bigrams (Joachims, 1998; Wang and Manning, 2012)."""
 
-    choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)  # candidates for C
+    choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
     folds: int = 3
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Train on labelled texts (or pairs)."""
+    def build_model(self, seed: int) -> Any:
+        from sklearn.svm import LinearSVC
+
+        return LinearSVC(random_state=seed)
+
+
+@spec
+class LogisticBaseline(LinearClassifier):
+    """Logistic regression on TF-IDF of words and bigrams."""
+
+    choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
+    folds: int = 3
+
+    def build_model(self, seed: int) -> Any:
         from sklearn.linear_model import LogisticRegression
 
-        if len(set(labels)) < 2:
-            return Majority().fit(texts, labels)
-        features, (classes, y) = TfIdf(texts), encode_labels(labels)
-        model = LogisticRegression(max_iter=300, random_state=seed)
-        classifier = fit_best_c(model, features(texts), y, self.choices, self.folds, seed)
-        return lambda texts: [classes[i] for i in classifier.predict(features(texts))] if texts else []
+        return LogisticRegression(max_iter=300, random_state=seed)
 
 
 @spec
@@ -91,7 +100,7 @@ class AveragedVectors(Classifier):
         """Train on labelled texts (or pairs)."""
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
-        vectors = WordVectors.load(self.vectors) if self.vectors else self._train(texts, seed)
+        vectors = WordVectors.load(self.vectors) if self.vectors else self.word2vec.train(_list_texts(texts), seed=seed)
         x, (classes, y) = average_vectors(vectors, texts), encode_labels(labels)
         probe = fit_probe(x, y, self.choices, folds=self.folds, seed=seed)
 
@@ -100,10 +109,11 @@ class AveragedVectors(Classifier):
 
         return predict
 
-    def _train(self, texts: Sequence[Text], seed: int) -> WordVectors:
-        first, second = split_pairs(texts)
-        words = [text for text in [*first, *(second or [])] if text.strip()]
-        return self.word2vec.train(words, seed=seed)
+
+def _list_texts(texts: Sequence[Text]) -> list[str]:
+    """Return the texts, and the second ones of pairs, that are not blank."""
+    first, second = split_pairs(texts)
+    return [text for text in [*first, *(second or [])] if text.strip()]
 
 
 def fit_best_c(model: Any, x: Any, y: Ints, choices: tuple[float, ...], folds: int, seed: int) -> Any:
@@ -164,3 +174,80 @@ class OneVsRest(TaskBaseline):
             model = model.fit(features(texts), y)
         rows = np.asarray(model.predict(features([get_text(example) for example in test])))[:, : len(labels)]
         return [Prediction(tags=tuple(np.array(labels, dtype=object)[row > 0].tolist())) for row in rows]
+
+
+ValuePredictor = Callable[[Sequence[Text]], list[float]]
+
+
+class Regressor(TaskBaseline):
+    """Base class of baselines that predict a score of a text or a pair of texts."""
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
+        """Train on texts (or pairs) with scores."""
+        raise NotImplementedError
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Fit on examples with scores and predict others."""
+        values = [float(example.label or 0) for example in train]
+        predictor = self.fit([get_text(example) for example in train], values, seed=seed)
+        return [Prediction(value=value) for value in predictor([get_text(example) for example in test])]
+
+
+@spec
+class Mean(Regressor):
+    """Mean score."""
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
+        """Average the scores."""
+        mean = float(np.mean(values))
+        return lambda texts: [mean] * len(texts)
+
+
+@spec
+class Ridge(Regressor):
+    """Ridge regression on TF-IDF of words and bigrams."""
+
+    choices: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
+        """Train on texts (or pairs) with scores; predictions are clipped to the range of the training scores."""
+        if len(texts) < 6:
+            return Mean().fit(texts, values)
+        return _fit_ridge(TfIdf(texts), texts, values, self.choices, seed)
+
+
+@spec
+class RidgeVectors(Regressor):
+    """Ridge regression on averaged static vectors."""
+
+    vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
+    word2vec: Word2Vec = Word2Vec(epochs=10, min_count=2)
+    choices: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
+
+    def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
+        """Train on texts (or pairs) with scores; without a file the vectors are trained on these texts."""
+        from sklearn.preprocessing import StandardScaler
+
+        if len(texts) < 6 or not _list_texts(texts):
+            return Mean().fit(texts, values)
+        vectors = WordVectors.load(self.vectors) if self.vectors else self.word2vec.train(_list_texts(texts), seed=seed)
+        scale = StandardScaler().fit(average_vectors(vectors, texts))
+        return _fit_ridge(
+            lambda texts: scale.transform(average_vectors(vectors, texts)), texts, values, self.choices, seed
+        )
+
+
+def _fit_ridge(
+    features: Callable[[Sequence[Text]], Any],
+    texts: Sequence[Text],
+    values: Sequence[float],
+    choices: Sequence[float],
+    seed: int,
+) -> ValuePredictor:
+    from sklearn.linear_model import Ridge as Model
+    from sklearn.model_selection import GridSearchCV, KFold
+
+    y, split = np.asarray(values, dtype=np.float64), KFold(3, shuffle=True, random_state=seed)
+    search = GridSearchCV(Model(random_state=seed), {"alpha": list(choices)}, cv=split).fit(features(texts), y)
+    low, high = float(y.min()), float(y.max())
+    return lambda texts: np.clip(search.predict(features(texts)), low, high).tolist() if texts else []
