@@ -16,6 +16,7 @@ from pretune.evaluation.embedding import (
     score_hits,
     triplet_accuracy,
 )
+from pretune.inference.embed import build_embedder
 from pretune.tasks.example import Example
 from pretune.tasks.task import SplitFile, Task
 from tests.inference.readers import encoder
@@ -41,20 +42,22 @@ def task(tmp_path: Path) -> Task:
 
 def test_similarity(tmp_path: Path) -> None:
     model = encoder()
-    found = evaluate_similarity(model, task(tmp_path), pooling="cls")
+    found = evaluate_similarity(build_embedder(model, pooling="cls"), task(tmp_path))
     left, right = (pt.embed(model, [pair[i] for pair in PAIRS], pooling="cls") for i in (0, 1))
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     cosine = (left * right).sum(1) / norms
     assert found["spearman"] == pytest.approx(spearmanr([pair[2] for pair in PAIRS], cosine).statistic)
     assert found["pairs"] == 5 and found["split"] == "test" and found["groups"]["two"]["pairs"] == 2
-    some = evaluate_similarity(model, task(tmp_path), limit=3)
+    some = evaluate_similarity(build_embedder(model), task(tmp_path), limit=3)
     assert some["pairs"] == 3 and all(group["pairs"] > 1 for group in some.get("groups", {}).values())
     with pytest.raises(UsageError, match=r"limit .*1"):
-        evaluate_similarity(model, task(tmp_path), limit=1)
+        evaluate_similarity(build_embedder(model), task(tmp_path), limit=1)
 
 
 def test_triplets() -> None:
-    found = triplet_accuracy(encoder(), [("a bird", "a bird", "the bank"), ("a bird", "the bank", "the bank")])
+    found = triplet_accuracy(
+        build_embedder(encoder()), [("a bird", "a bird", "the bank"), ("a bird", "the bank", "the bank")]
+    )
     assert found == {"triplets": 2, "accuracy": 0.5, "ties": 1}
 
 
@@ -74,14 +77,14 @@ def test_judgements(tmp_path: Path) -> None:
 
 def test_tasks_of_other_kinds() -> None:
     with pytest.raises(UsageError, match=r"'sst2'.*classification.*stsb"):
-        evaluate_similarity(encoder(), "sst2")
+        evaluate_similarity(build_embedder(encoder()), "sst2")
     with pytest.raises(UsageError, match=r"'sst2'.*classification"):
-        evaluate_retrieval(encoder(), "sst2")
+        evaluate_retrieval(build_embedder(encoder()), "sst2")
 
 
 def test_published_files(shared_data: Path) -> None:
     """The readers and the scores together: BM25 on Cranfield, a random encoder's table on a year of STS."""
     found = evaluate_retrieval("bm25", "cranfield", data=shared_data)
     assert (found["queries"], found["documents"]) == (225, 1400) and 0.48 < found["ndcg"] < 0.54
-    scores: dict[str, Any] = evaluate_similarity(encoder(), "sts16", data=shared_data, pooling="static")
+    scores: dict[str, Any] = evaluate_similarity(build_embedder(encoder(), pooling="static"), "sts16", data=shared_data)
     assert scores["pairs"] == 1186 and len(scores["groups"]) == 5 and 0 < scores["spearman"] < 1

@@ -15,6 +15,7 @@ from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.baselines import parse_baselines, run_baselines
 from pretune.evaluation.embedding import compute_cosines
+from pretune.inference.embed import build_embedder
 from pretune.metrics.numeric import spearman
 from pretune.models.catalog import resolve
 from pretune.runs.finetune.adapted_model import build_task_head
@@ -102,7 +103,7 @@ def test_scored_pairs_have_the_cosine_of_the_base_as_a_baseline(tmp_path: Path) 
     judged = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
     split = run.scores["result"]["split"]
     texts = [(one["input"], one["pair"], one["gold"]) for one in judged if one["split"] == split]
-    found = compute_cosines(base, [(one, other) for one, other, _ in texts])
+    found = compute_cosines(build_embedder(base), [(one, other) for one, other, _ in texts])
     assert simple["cosine"]["scores"]["spearman"] == pytest.approx(spearman([gold for *_, gold in texts], found))
     random_base = finetune(base, out=tmp_path / "random", method="from-scratch", **wish)
     assert "cosine" in random_base.scores["not_run"]

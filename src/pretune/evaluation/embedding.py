@@ -2,14 +2,15 @@
 
 Retrieval has BM25 as baseline; the scores are nDCG@10, reciprocal rank and recall.
 
-    evaluate_retrieval("runs/small", "cranfield", data="data")        # {"ndcg": …, "mrr": …, "recall": …}
+    embedder = build_embedder("runs/small", normalise=True)
+    evaluate_retrieval(embedder, "cranfield", data="data")            # {"ndcg": …, "mrr": …, "recall": …}
     evaluate_retrieval("bm25", "cranfield", data="data")
 
 Hits are scored against relevance judgements: `query -> document -> gain`, from a task or from a trec_eval file.
 
 Semantic similarity is the cosine of two embeddings, compared with human scores.
 
-    evaluate_similarity("runs/small", "sts12-16", data="data")        # {"spearman": …, "pearson": …, "groups": …}
+    evaluate_similarity(embedder, "sts12-16", data="data")            # {"spearman": …, "pearson": …, "groups": …}
 
 Spearman's correlation is the headline (Reimers et al., 2016). A task of several sets is scored over all pairs and
 set by set.
@@ -18,14 +19,13 @@ set by set.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback, build_embedder
+from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback
 from pretune.inference.search_methods import BM25, SearchResult, search_exact
 from pretune.metrics.numeric import pearson, spearman
 from pretune.metrics.retrieval import mrr, ndcg, recall
@@ -35,22 +35,21 @@ from pretune.tasks.table import read_lines
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
 
-BASELINE = "bm25"
+BASELINE: Literal["bm25"] = "bm25"
 Judgements = Mapping[str, Mapping[str, float]]
 
 
 def evaluate_retrieval(
-    model: str | os.PathLike[str] | nn.Module | Embedder,
+    embedder: Embedder | Literal["bm25"],
     task: Task | str,
     *,
     data: str | os.PathLike[str] | None = None,
     k: int = 10,
     on_progress: ProgressCallback | None = None,
-    **embed_options: Any,
 ) -> dict[str, Any]:
-    """Evaluate retrieval on a task with queries and documents; `embed_options` are those of `embed`.
+    """Evaluate retrieval on a task with queries and documents, by normalized embeddings or by BM25.
 
-    Embeddings are normalized. The model's prompts for documents and queries are prepended.
+    The prompts that the model's directory has for documents and for queries are prepended.
     """
     retrieval_task = TASKS.get(task) if isinstance(task, str) else task
     if get_type(retrieval_task).scoring.evaluator != "retrieval":
@@ -58,13 +57,10 @@ def evaluate_retrieval(
     documents = list(retrieval_task.find("documents", data).read())
     queries = list(retrieval_task.find("test", data).read())
     texts, query_texts = [document.text for document in documents], [query.text for query in queries]
-    if model == BASELINE:
+    if isinstance(embedder, str):
         hits = BM25(texts).search(query_texts, k)
     else:
-        embedder = (
-            model if isinstance(model, Embedder) else build_embedder(model, **{"normalise": True, **embed_options})
-        )
-        prompts = (None, None) if isinstance(model, Embedder) or "prompt" in embed_options else embedder.prompts
+        prompts = embedder.prompts
         document_vectors = _normalise(embedder.with_prompt(prompts[0])(texts, on_progress))
         query_vectors = _normalise(embedder.with_prompt(prompts[1])(query_texts))
         hits = search_exact([document_vectors], query_vectors, k)
@@ -128,16 +124,15 @@ Floats = NDArray[np.float32]
 
 
 def evaluate_similarity(
-    model: str | os.PathLike[str] | nn.Module | Embedder,
+    embedder: Embedder,
     task: Task | str,
     *,
     data: str | os.PathLike[str] | None = None,
     split: str | None = None,
     limit: int | None = None,
     on_progress: ProgressCallback | None = None,
-    **embed_options: Any,
 ) -> dict[str, Any]:
-    """Compute correlations on a task of scored pairs, or on `limit` evenly spaced ones; `embed_options` as in `embed`.
+    """Compute correlations on a task of scored pairs, or on `limit` evenly spaced ones.
 
     The default split is `test` if it has scores, else `dev`.
     """
@@ -148,9 +143,7 @@ def evaluate_similarity(
     if limit is not None and limit < len(examples):
         examples = [examples[i * len(examples) // limit] for i in range(limit)]
     scores = [float(example.label or 0.0) for example in examples]
-    cosines = compute_cosines(
-        model, [(example.text, example.pair or "") for example in examples], on_progress=on_progress, **embed_options
-    )
+    cosines = compute_cosines(embedder, [(example.text, example.pair or "") for example in examples], on_progress)
     groups = sorted({example.group for example in examples if example.group is not None})
     out: dict[str, Any] = {
         "task": similarity_task.name,
@@ -169,39 +162,26 @@ def evaluate_similarity(
 
 
 def compute_cosines(
-    model: str | os.PathLike[str] | nn.Module | Embedder,
-    pairs: Sequence[tuple[str, str]],
-    *,
-    on_progress: ProgressCallback | None = None,
-    **embed_options: Any,
+    embedder: Embedder, pairs: Sequence[tuple[str, str]], on_progress: ProgressCallback | None = None
 ) -> Floats:
     """Return the cosine of the two texts of each pair."""
-    left, right = _embed_columns(
-        _build_embedder(model, embed_options),
-        [[first for first, _ in pairs], [second for _, second in pairs]],
-        on_progress,
-    )
+    columns = [[first for first, _ in pairs], [second for _, second in pairs]]
+    left, right = _embed_columns(embedder, columns, on_progress)
     return np.asarray((left * right).sum(axis=1))
 
 
-def triplet_accuracy(
-    model: str | os.PathLike[str] | nn.Module | Embedder, triplets: Sequence[tuple[str, str, str]], **embed_options: Any
-) -> dict[str, Any]:
+def triplet_accuracy(embedder: Embedder, triplets: Sequence[tuple[str, str, str]]) -> dict[str, float]:
     """Return the share of triplets whose anchor is closer to the positive than to the negative; a tie is wrong."""
     if not triplets:
         raise DataError("no triplets to evaluate")
     columns = [[triplet[i] for triplet in triplets] for i in range(3)]
-    anchor, positive, negative = _embed_columns(_build_embedder(model, embed_options), columns, None)
+    anchor, positive, negative = _embed_columns(embedder, columns, None)
     positive_cosines, negative_cosines = (anchor * positive).sum(axis=1), (anchor * negative).sum(axis=1)
     return {
         "triplets": len(triplets),
         "accuracy": float((positive_cosines > negative_cosines).mean()),
         "ties": int((positive_cosines == negative_cosines).sum()),
     }
-
-
-def _build_embedder(model: str | os.PathLike[str] | nn.Module | Embedder, embed_options: dict[str, Any]) -> Embedder:
-    return model if isinstance(model, Embedder) else build_embedder(model, **embed_options)
 
 
 def _embed_columns(

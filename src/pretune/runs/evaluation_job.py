@@ -24,7 +24,7 @@ from pretune.evaluation.minimal_pairs import (
     read_pairs,
 )
 from pretune.evaluation.perplexity import evaluate_cloze, evaluate_perplexity, read_blanks
-from pretune.inference.embed import build_embedder
+from pretune.inference.embed import Embedder, build_embedder
 from pretune.inference.scoring import ScoringConfig
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.options.tasks import FILE_TASKS, EvaluateOptions
@@ -163,36 +163,33 @@ class EvaluationJob:
         )
 
     def evaluate_embeddings(self, task: Task) -> EvaluationResult:
-        """Evaluate similarity or retrieval; a directory is passed as a path, since it may configure its pooling."""
+        """Evaluate similarity or retrieval."""
         from pretune.evaluation.embedding import BASELINE, evaluate_retrieval, evaluate_similarity
 
-        model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
-        report, device = (
-            self.bind_progress(task.name),
-            None if self.options.device is None else resolve_device(self.options.device),
-        )
-        is_retrieval = get_type(task).scoring.evaluator == "retrieval"
-        pooling = self.options.pooling
+        report, is_retrieval = self.bind_progress(task.name), get_type(task).scoring.evaluator == "retrieval"
         if is_retrieval:
-            metrics = evaluate_retrieval(
-                model, task, data=self.options.data, on_progress=report, device=device, pooling=pooling
-            )
+            embedder = self.build_embedder(normalise=True)
+            metrics = evaluate_retrieval(embedder, task, data=self.options.data, on_progress=report)
             metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=self.options.data)["ndcg"]  # the baseline
         else:
-            split, limit = self.options.split, self.options.limit
+            options = self.options
             metrics = evaluate_similarity(
-                model,
+                self.build_embedder(),
                 task,
-                data=self.options.data,
-                split=split,
-                limit=limit,
+                data=options.data,
+                split=options.split,
+                limit=options.limit,
                 on_progress=report,
-                device=device,
-                pooling=pooling,
             )
         ignores_limit = is_retrieval and self.options.limit is not None
         notes = ("limit is ignored for retrieval",) if ignores_limit else ()
         return replace(_build_result(task.name, metrics), notes=notes)
+
+    def build_embedder(self, *, normalise: bool | None = None) -> Embedder:
+        """Build the embedder of the model; a directory is passed as a path, since it may configure its pooling."""
+        model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
+        device = None if self.options.device is None else resolve_device(self.options.device)
+        return build_embedder(model, device=device, pooling=self.options.pooling, normalise=normalise)
 
     def evaluate_file(self, name: str) -> EvaluationResult:
         """Evaluate the user's file."""
@@ -227,9 +224,7 @@ class EvaluationJob:
         if (name == "triplets") != (dataset.columns == 3) or (name == "scored_pairs") != dataset.is_scored:
             columns = "anchor, positive and negative" if name == "triplets" else "sentence1, sentence2 and score"
             raise DataError(f"{path}: {name} needs a table with the columns {columns}")
-        model = self.model_or_path if isinstance(self.model_or_path, nn.Module) else Path(self.model_or_path)
-        device = None if self.options.device is None else resolve_device(self.options.device)
-        ready = build_embedder(model, device=device, pooling=self.options.pooling)
+        ready = self.build_embedder()
         rows = subsample([*zip(dataset.texts, dataset.gold, strict=True)], self.options.limit)
         if name == "triplets":
             return _build_result(
@@ -237,7 +232,7 @@ class EvaluationJob:
                 triplet_accuracy(ready, [(anchor, positive, negative) for (anchor, positive, negative), _ in rows]),
             )
         similarities = compute_cosines(
-            ready, [(first, second) for (first, second), _ in rows], on_progress=self.bind_progress(name)
+            ready, [(first, second) for (first, second), _ in rows], self.bind_progress(name)
         )
         return _build_result(name, {"pairs": len(rows), **correlate([gold for _, gold in rows], similarities)})
 

@@ -42,7 +42,7 @@ class Majority(Classifier):
         return lambda texts: [majority_label] * len(texts)
 
 
-class LinearClassifier(Classifier):
+class TfIdfClassifier(Classifier):
     """Base class of linear models on TF-IDF of words and bigrams; C is chosen by cross-validation."""
 
     choices: tuple[float, ...]  # candidates for C
@@ -62,7 +62,7 @@ class LinearClassifier(Classifier):
 
 
 @spec
-class SVM(LinearClassifier):
+class SVM(TfIdfClassifier):
     """Linear SVM on TF-IDF of words and bigrams (Joachims, 1998; Wang and Manning, 2012)."""
 
     choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
@@ -75,7 +75,7 @@ class SVM(LinearClassifier):
 
 
 @spec
-class LogisticBaseline(LinearClassifier):
+class LogisticBaseline(TfIdfClassifier):
     """Logistic regression on TF-IDF of words and bigrams."""
 
     choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)

@@ -1,6 +1,7 @@
 """Cost estimate of a fine-tuning run, from its settings and encoded examples."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ def _estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dic
     return estimate_language_model(tuning, task_data)
 
 
-def _count_labels(task_data: TaskData, train: list[Example]) -> dict[str, dict[str, Any]]:
+def _count_labels(task_data: TaskData, train: list[Example]) -> Mapping[str, Mapping[str, float]]:
     """Count the labels of each task."""
     if not task_data.members:
         return {task_data.task.name: get_type(task_data.task).scoring.count_labels(task_data.task, train)}

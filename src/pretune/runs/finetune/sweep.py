@@ -185,9 +185,10 @@ class FinetuneSweep:
         if base.weights == "random":
             return None
         from pretune.evaluation.embedding import compute_cosines
+        from pretune.inference.embed import build_embedder
 
         pairs = [(example.text, example.pair or "") for example in self.task_data.eval_examples]
-        cosines = compute_cosines(base.path, pairs, device=str(self.ranks.device))
+        cosines = compute_cosines(build_embedder(base.path, device=str(self.ranks.device)), pairs)
         labels = [float(example.label or 0.0) for example in train]
         low, high = min(labels), max(labels)
         predictions = [Prediction(value=low + (high - low) * float(cosine)) for cosine in cosines]

@@ -5,7 +5,7 @@ it here.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pretune.core.registry import Registry
 
@@ -62,7 +62,7 @@ def has_answers(task: "Task", examples: "Sequence[Example]") -> bool:
     return None not in answers and any(answer != [] for answer in answers)
 
 
-def build_row(task: "Task", split: str, name: str, example: "Example", prediction: "Prediction") -> dict[str, Any]:
+def build_row(task: "Task", split: str, name: str, example: "Example", prediction: "Prediction") -> dict[str, object]:
     """Return a line of predictions.jsonl: prediction, reference answer and input.
 
     {"split": "test", "id": "7", "label": "bad", "probabilities": {…}, "gold": "good", "input": "a quiet joy"}

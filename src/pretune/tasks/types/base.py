@@ -145,7 +145,7 @@ class Inputs:
         """Return the fields of an example, other than its texts, that a new input has."""
         return {}
 
-    def format(self, example: Example) -> dict[str, Any]:
+    def format(self, example: Example) -> dict[str, object]:
         """Return the input of an example for a row of predictions; long texts are truncated."""
         pair = {} if example.pair is None else {"pair": _truncate(example.pair)}
         return {"input": _truncate(example.text), **pair}
@@ -209,9 +209,9 @@ class Outputs:
         answers = [(prediction.label, prediction.text) for prediction in predictions]
         return predictions[answers.index(Counter(answers).most_common(1)[0][0])]
 
-    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
+    def format(self, task: Task, prediction: Prediction) -> dict[str, object]:
         """Return the fields of a prediction that are set, for JSON."""
-        record: dict[str, Any] = {}
+        record: dict[str, object] = {}
         if prediction.label is not None:
             record["label"] = name_label(task, prediction.label)
         if prediction.probabilities:
@@ -262,7 +262,7 @@ class Scoring:
                 scores[part if part not in scores else f"{name}_{part}"] = value
         return scores
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
         """Count each label, or return the range of scores; empty for text answers."""
         return {}
 

@@ -5,7 +5,7 @@
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -196,7 +196,7 @@ class ClassOutputs(SequenceOutputs):
 class ClassScoring(Scoring):
     """A class is right or wrong."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
         counts = Counter(example.label for example in examples)
         return {name: counts.get(number, 0) for number, name in enumerate(task.labels)}
 

@@ -139,7 +139,7 @@ class TreeInputs(TokenInputs):
         is_lost = (head >= 0) & (token[head] < 0)
         return np.where(is_lost, UNKNOWN_HEAD, encode_arcs(distance, relations[words], len(task.labels)))
 
-    def format(self, example: Example) -> dict[str, Any]:
+    def format(self, example: Example) -> dict[str, object]:
         """Return the words, and their published heads."""
         gold_heads = {"gold_heads": list(example.heads)} if example.heads else {}
         return {**super().format(example), **gold_heads}
@@ -195,7 +195,7 @@ class TreeOutputs(Outputs):
             tags.append(Counter(of_arc or [tree.tags[word] for tree in predictions]).most_common(1)[0][0])
         return Prediction(heads=tuple(heads), tags=tuple(tags))
 
-    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
+    def format(self, task: Task, prediction: Prediction) -> dict[str, object]:
         return {"heads": list(prediction.heads), "relations": list(prediction.tags)}
 
 

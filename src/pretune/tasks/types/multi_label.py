@@ -10,7 +10,7 @@ which maximises micro F1 on dev and is stored with the task.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -130,7 +130,7 @@ class MultiLabelOutputs(SequenceOutputs):
         mean = Prediction(probabilities=tuple(shares.tolist()))
         return self.apply_threshold(task, [mean], DEFAULT_THRESHOLD if threshold is None else threshold)[0]
 
-    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
+    def format(self, task: Task, prediction: Prediction) -> dict[str, object]:
         shares = format_probabilities(task, prediction)
         return {"labels": list(prediction.tags), **({"probabilities": shares} if shares else {})}
 
@@ -139,7 +139,7 @@ class MultiLabelOutputs(SequenceOutputs):
 class MultiLabelScoring(Scoring):
     """Each label is right or wrong."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
         counts = Counter(name for example in examples for name in example.tags)
         return {name: counts[name] for name in task.labels}
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,7 +105,7 @@ class ScoreOutputs(SequenceOutputs):
 class ScoreScoring(Scoring):
     """A score is near or far."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
         values = [float(example.label) for example in examples if example.label is not None]
         return {"lowest": min(values), "mean": sum(values) / len(values), "highest": max(values)}
 

@@ -66,7 +66,7 @@ class RoleInputs(TokenInputs):
             return rules.fit(pool, predicates, sentences)
         return rules.fit(pool, sentences, predicates)
 
-    def format(self, example: Example) -> dict[str, Any]:
+    def format(self, example: Example) -> dict[str, object]:
         return {**super().format(example), "predicate": example.predicate}
 
     def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ unless it would take more than half of the room. Answers are decoded from the lo
 evaluation script). Users' files have a question, a context and the answer, which is part of it, or are SQuAD's JSON.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -218,7 +218,7 @@ class SpanScoring(Scoring):
         best = _score_no_answer(examples, predictions) if allows_no_answer(task) else {}
         return scores | {name: value for name, value in best.items() if name.startswith("best_")}
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
         unanswerable = sum(not example.answers for example in examples)
         return {"with an answer": len(examples) - unanswerable, "without": unanswerable}
 

@@ -116,7 +116,7 @@ class TokenInputs(Inputs):
         """Return the targets of the words that have a token, given their numbers among all words and their tokens."""
         return read_tag_ids(task, examples)[words]
 
-    def format(self, example: Example) -> dict[str, Any]:
+    def format(self, example: Example) -> dict[str, object]:
         return {"words": list(example.words)}
 
     def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class TagOutputs(Outputs):
         name = "all tags" if label is None else label
         return PredictedLogits(sequence=0, rows=tuple(tagged_rows.tolist()), columns=tuple(columns.tolist()), name=name)
 
-    def format(self, task: Task, prediction: Prediction) -> dict[str, Any]:
+    def format(self, task: Task, prediction: Prediction) -> dict[str, object]:
         return {**super().format(task, prediction), "tags": list(prediction.tags)}  # of an empty text, too
 
 
@@ -192,7 +192,7 @@ class TagOutputs(Outputs):
 class TagScoring(Scoring):
     """Tags are right or wrong, or the entities that they mark."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> dict[str, Any]:
+    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
         return dict(Counter(tag for example in examples for tag in example.tags).most_common())
 
     def format_gold(self, task: Task, example: Example) -> Any:
