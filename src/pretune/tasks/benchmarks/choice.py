@@ -2,6 +2,7 @@
 
 import re
 import zlib
+from functools import partial
 
 from pretune.core.errors import DataError
 from pretune.tasks.benchmarks.readers import Csv, RowReader, list_files, read_label_index
@@ -10,6 +11,7 @@ from pretune.tasks.table import Jsonl, TableRow
 from pretune.tasks.task import SplitFile, Task, Template
 
 _LETTERS = ("A", "B", "C", "D", "E")
+_choice_task = partial(Task, kind="choice", metrics=("choice_accuracy",))
 
 
 def _parse_copa(row: TableRow) -> Example:
@@ -27,10 +29,8 @@ def _parse_copa(row: TableRow) -> Example:
 
 
 _copa = RowReader(table=Jsonl(), make=_parse_copa)
-COPA = Task(
+COPA = _choice_task(
     name="copa",
-    kind="choice",
-    metrics=("choice_accuracy",),
     folders=("copa", "COPA"),
     splits=list_files(_copa, train="train.jsonl 400", dev="val.jsonl 100"),
     template=Template(
@@ -50,10 +50,8 @@ def _parse_swag(row: TableRow) -> Example:
 
 
 _swag = RowReader(table=Csv(), make=_parse_swag)
-SWAG = Task(
+SWAG = _choice_task(
     name="swag",
-    kind="choice",
-    metrics=("choice_accuracy",),
     folders=("swag", "SWAG"),
     splits=list_files(_swag, train="train.csv", dev="val.csv"),
 )
@@ -71,10 +69,8 @@ def _parse_hellaswag(row: TableRow) -> Example:
 
 
 _hellaswag = RowReader(table=Jsonl(), make=_parse_hellaswag)
-HELLASWAG = Task(
+HELLASWAG = _choice_task(
     name="hellaswag",
-    kind="choice",
-    metrics=("choice_accuracy",),
     splits=list_files(
         _hellaswag, train="hellaswag_train.jsonl", dev="hellaswag_val.jsonl | val_sample.jsonl 1000 part"
     ),
@@ -101,10 +97,8 @@ def _parse_winogrande_answers(row: TableRow) -> Example:
 
 _winogrande = RowReader(table=Jsonl(), make=_parse_winogrande)
 _winogrande_csv = RowReader(table=Csv(), make=_parse_winogrande_answers)
-WINOGRANDE = Task(
+WINOGRANDE = _choice_task(
     name="winogrande",
-    kind="choice",
-    metrics=("choice_accuracy",),
     folders=("winogrande", "winogrande_1.1"),
     splits={
         "train": (
@@ -147,10 +141,8 @@ _arc_csv = RowReader(table=Csv(columns=("question", *_LETTERS[:4], "key")), make
 def _build_arc(part: str, train: int, dev: int) -> Task:
     """Return a part of ARC; the counts are those of the rows that have their correct choice."""
     stem, csv = f"ARC-{part}/ARC-{part}", f"arc_{part.lower()}"
-    return Task(
+    return _choice_task(
         name=csv,
-        kind="choice",
-        metrics=("choice_accuracy",),
         folders=("arc", "ARC-V1-Feb2018-2"),
         splits={
             "train": (
@@ -172,10 +164,8 @@ ARC_EASY = _build_arc("Easy", 2147, 549)
 ARC_CHALLENGE = _build_arc("Challenge", 1096, 294)
 """ARC-Challenge: the questions that retrieval and co-occurrence answer wrongly (Clark et al., 2018)"""
 
-ARC = Task(
+ARC = _choice_task(
     name="arc",
-    kind="choice",
-    metrics=("choice_accuracy",),
     splits=list_files(_arc_csv, train="arc_*_train.csv 3243 part", dev="arc_*_dev.csv 843 part"),
 )
 """ARC: the challenge and the easy questions (Clark et al., 2018)"""
@@ -194,10 +184,8 @@ def _parse_commonsense(row: TableRow) -> Example:
 
 
 _commonsense = RowReader(table=Jsonl(), make=_parse_commonsense)
-COMMONSENSEQA = Task(
+COMMONSENSEQA = _choice_task(
     name="commonsenseqa",
-    kind="choice",
-    metrics=("choice_accuracy",),
     splits=list_files(_commonsense, train="train_rand_split.jsonl", dev="dev_rand_split.jsonl | dev.jsonl 1221"),
 )
 """CommonsenseQA: questions that need common sense, with five choices (Talmor et al., 2019)"""

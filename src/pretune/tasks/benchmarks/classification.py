@@ -11,7 +11,7 @@ from pretune.tasks.benchmarks.readers import (
     LabelledLines,
     RowReader,
     Tsv,
-    build_class_task,
+    build_task,
     list_files,
     read_label_index,
 )
@@ -38,11 +38,11 @@ class FolderReader:
 
 
 _reviews = FolderReader(names=("neg", "pos"))
-IMDB = build_class_task(
+IMDB = build_task(
     "imdb",
     "imdb sentence: {text}",
-    _POLARITY,
     list_files(_reviews, train="train", test="test"),
+    labels=_POLARITY,
     folders=("imdb", "aclImdb"),
     kind="classification",
 )
@@ -51,15 +51,15 @@ IMDB = build_class_task(
 _imdb_cf = RowReader(
     table=Tsv(has_quotes=True), make=Fields(text="Text", label="Sentiment", labels=("Negative", "Positive"))
 )
-IMDB_CF = build_class_task(
+IMDB_CF = build_task(
     "imdb_cf",
     "imdb sentence: {text}",
-    _POLARITY,
     {
         f"{split}{suffix}": (SplitFile(f"{part}_{split}.tsv", _imdb_cf, rows=rows),)
         for part, suffix in (("orig", ""), ("revised", "_revised"))
         for split, rows in (("train", 1707), ("dev", 245), ("test", 488))
     },
+    labels=_POLARITY,
     kind="classification",
 )
 """IMDb reviews, and the same edited to the opposite sentiment (Kaushik et al., 2020)"""
@@ -76,14 +76,14 @@ def _parse_article(row: TableRow) -> Example:
 
 _ag_csv = RowReader(table=Csv(columns=("class", "title", "description")), make=_parse_article)
 _ag = RowReader(table=Tsv(columns=("text", "label")), make=Fields(text="text", label="label", labels=_TOPICS))
-AGNEWS = build_class_task(
+AGNEWS = build_task(
     "agnews",
     "agnews sentence: {text}",
-    _TOPICS,
     {
         "train": (SplitFile("train.csv", _ag_csv), SplitFile("train_subset.tsv", _ag, rows=9994, is_partial=True)),
         "test": (SplitFile("test.csv", _ag_csv), SplitFile("test.tsv", _ag, rows=7600)),
     },
+    labels=_TOPICS,
     folders=("agnews", "ag_news_csv"),
     kind="classification",
 )
@@ -91,21 +91,21 @@ AGNEWS = build_class_task(
 
 _SENTIMENTS = ("very negative", "negative", "neutral", "positive", "very positive")
 _sst5 = RowReader(table=LabelledLines(), make=Fields(text="text", label="label", labels=("0", "1", "2", "3", "4")))
-SST5 = build_class_task(
+SST5 = build_task(
     "sst5",
     "sst5 sentence: {text}",
-    _SENTIMENTS,
     list_files(_sst5, train="stsa.fine.train 8544", dev="stsa.fine.dev 1101", test="stsa.fine.test 2210"),
+    labels=_SENTIMENTS,
     kind="classification",
 )
 """SST-5: sentiment of sentences in five degrees (Socher et al., 2013)"""
 
 _polarity = RowReader(table=LabelledLines(), make=Fields(text="text", label="label", labels=("0", "1")))
-MR = build_class_task(
+MR = build_task(
     "mr",
     "mr sentence: {text}",
-    _POLARITY,
     list_files(_polarity, all="rt-polarity.all 10662"),
+    labels=_POLARITY,
     kind="classification",
 )
 """MR: sentiment of sentences of film reviews, in one file (Pang and Lee, 2005)"""
@@ -117,11 +117,11 @@ def _parse_phrase(row: TableRow) -> Example | None:
 
 
 _phrases = RowReader(table=LabelledLines(), make=_parse_phrase)
-MPQA = build_class_task(
+MPQA = build_task(
     "mpqa",
     "mpqa sentence: {text}",
-    _POLARITY,
     list_files(_phrases, all="mpqa.all 10603"),
+    labels=_POLARITY,
     kind="classification",
 )
 """MPQA: polarity of phrases of opinion, in one file (Wiebe et al., 2005)"""
@@ -141,11 +141,11 @@ def _parse_question(row: TableRow) -> Example:
 
 # NOTE: the published files are not UTF-8.
 _trec = RowReader(table=LabelledLines(encoding="latin-1"), make=_parse_question)
-TREC = build_class_task(
+TREC = build_task(
     "trec",
     "trec sentence: {text}",
-    _QUESTION_TYPES,
     list_files(_trec, train="train_5500.label", test="TREC_10.label"),
+    labels=_QUESTION_TYPES,
     folders=("trec", "TREC"),
     kind="classification",
 )
@@ -153,11 +153,11 @@ TREC = build_class_task(
 
 _EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
 _emotion = RowReader(table=Jsonl(), make=Fields(text="text", label="label", labels=_EMOTIONS))
-EMOTION = build_class_task(
+EMOTION = build_task(
     "emotion",
     "emotion sentence: {text}",
-    _EMOTIONS,
     list_files(_emotion, train="train.jsonl 16000", dev="validation.jsonl 2000", test="test.jsonl 2000"),
+    labels=_EMOTIONS,
     metrics=("accuracy", "f1_macro"),
     kind="classification",
 )

@@ -6,7 +6,7 @@ not public; a labeled test set from the task's original source is used if there 
 
 from dataclasses import replace
 
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_class_task, list_files
+from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files
 from pretune.tasks.table import Jsonl
 from pretune.tasks.task import SplitFile, Task, Template
 
@@ -17,11 +17,11 @@ _cola = RowReader(
     table=Tsv(columns=("source", "label", "mark", "sentence")),
     make=Fields(text="sentence", label="label", labels=("0", "1"), group="source"),
 )
-COLA = build_class_task(
+COLA = build_task(
     "cola",
     "cola sentence: {text}",
-    ("unacceptable", "acceptable"),
     list_files(_cola, train="train.tsv 8551", dev="dev.tsv 1043"),
+    labels=("unacceptable", "acceptable"),
     metrics=("matthews",),
     folders=("cola", "CoLA"),
     kind="classification",
@@ -29,22 +29,22 @@ COLA = build_class_task(
 """CoLA: is a sentence acceptable English? (Warstadt et al., 2019)"""
 
 _sst2 = RowReader(table=Tsv(), make=Fields(text="sentence", label="label", labels=("0", "1")))
-SST2 = build_class_task(
+SST2 = build_task(
     "sst2",
     "sst2 sentence: {text}",
-    ("negative", "positive"),
     list_files(_sst2, train="train.tsv 67349", dev="dev.tsv 872", test="test-labeled.tsv 1821"),
+    labels=("negative", "positive"),
     folders=("sst2", "SST-2"),
     kind="classification",
 )
 """SST-2: sentiment of phrases and sentences of film reviews (Socher et al., 2013)"""
 
 _mrpc = RowReader(table=Tsv(), make=Fields(text="#1 String", pair="#2 String", label="Quality", labels=("0", "1")))
-MRPC = build_class_task(
+MRPC = build_task(
     "mrpc",
     "mrpc sentence1: {text} sentence2: {pair}",
-    ("not_equivalent", "equivalent"),
     list_files(_mrpc, train="train.tsv 3668", dev="dev.tsv 408", test="msr_paraphrase_test.txt 1725"),
+    labels=("not_equivalent", "equivalent"),
     metrics=("accuracy_f1",),
     folders=("mrpc", "MRPC"),
 )
@@ -71,11 +71,11 @@ STSB = Task(
 _qqp = RowReader(
     table=Tsv(), make=Fields(text="question1", pair="question2", label="is_duplicate", labels=("0", "1"), id="id")
 )
-QQP = build_class_task(
+QQP = build_task(
     "qqp",
     "qqp question1: {text} question2: {pair}",
-    ("not_duplicate", "duplicate"),
     list_files(_qqp, train="train.tsv | train_subset.tsv 23496 part", dev="dev.tsv | dev_subset.tsv 18990 part"),
+    labels=("not_duplicate", "duplicate"),
     metrics=("accuracy_f1",),
     folders=("qqp", "QQP"),
 )
@@ -87,10 +87,9 @@ _mnli_tsv = RowReader(
 )
 _mnli = RowReader(table=Jsonl(), make=_mnli_fields)
 _mnli_sample = RowReader(table=Tsv(columns=("label", "premise", "hypothesis")), make=_mnli_fields)
-MNLI = build_class_task(
+MNLI = build_task(
     "mnli",
     "mnli hypothesis: {pair} premise: {text}",
-    _NLI_LABELS,
     {
         "train": (
             SplitFile("train.tsv", _mnli_tsv),
@@ -102,6 +101,7 @@ MNLI = build_class_task(
             SplitFile("dev_mismatched_sample.tsv", _mnli_sample, rows=1000, is_partial=True),
         ),
     },
+    labels=_NLI_LABELS,
     folders=("mnli", "MNLI"),
 )
 """MNLI: does a sentence follow from a premise, or contradict it? (Williams et al., 2018)"""
@@ -109,31 +109,31 @@ MNLI = build_class_task(
 _qnli = RowReader(
     table=Tsv(), make=Fields(text="question", pair="sentence", label="label", labels=_ENTAILMENT, id="index")
 )
-QNLI = build_class_task(
+QNLI = build_task(
     "qnli",
     "qnli question: {text} sentence: {pair}",
-    _ENTAILMENT,
     list_files(_qnli, train="train.tsv", dev="dev.tsv 5463"),
+    labels=_ENTAILMENT,
     folders=("qnli", "QNLI"),
 )
 """QNLI: does a sentence contain the answer to a question? (from SQuAD)"""
 
 _rte_fields = Fields(text="sentence1", pair="sentence2", label="label", labels=_ENTAILMENT, id="index")
-RTE = build_class_task(
+RTE = build_task(
     "rte",
     "rte sentence1: {text} sentence2: {pair}",
-    _ENTAILMENT,
     list_files(RowReader(table=Tsv(), make=_rte_fields), train="train.tsv 2490", dev="dev.tsv 277"),
+    labels=_ENTAILMENT,
     folders=("rte", "RTE"),
 )
 """RTE: does a sentence follow from a text? (the challenges of 2006 to 2011)"""
 
 _wnli = RowReader(table=Tsv(), make=replace(_rte_fields, labels=("0", "1")))
-WNLI = build_class_task(
+WNLI = build_task(
     "wnli",
     "wnli sentence1: {text} sentence2: {pair}",
-    ("not_entailment", "entailment"),
     list_files(_wnli, train="train.tsv 635", dev="dev.tsv 71"),
+    labels=("not_entailment", "entailment"),
     folders=("wnli", "WNLI"),
 )
 """WNLI: does a sentence with its pronoun replaced follow? (from the Winograd schemas)"""

@@ -6,7 +6,7 @@ from pretune.tasks.benchmarks.readers import (
     Fields,
     RowReader,
     Tsv,
-    build_class_task,
+    build_task,
     list_files,
     read_label_index,
     read_score,
@@ -37,10 +37,9 @@ _snli_tokenized = RowReader(
     table=Tsv(columns=("label", "premise", "hypothesis")),
     make=Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS),
 )
-SNLI = build_class_task(
+SNLI = build_task(
     "snli",
     "snli hypothesis: {pair} premise: {text}",
-    _NLI_LABELS,
     {
         "train": (
             SplitFile("snli_1.0_train.jsonl", _snli),
@@ -53,6 +52,7 @@ SNLI = build_class_task(
         ),
         "test_tokenized": (SplitFile("test_sample_1000_tokenized.tsv", _snli_tokenized, rows=1000, is_partial=True),),
     },
+    labels=_NLI_LABELS,
     folders=("snli", "snli_1.0"),
 )
 """SNLI: does a caption follow from, or contradict, another? (Bowman et al., 2015)"""
@@ -60,22 +60,22 @@ SNLI = build_class_task(
 _anli = RowReader(
     table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS, group="tag")
 )
-ANLI = build_class_task(
+ANLI = build_task(
     "anli",
     "anli hypothesis: {pair} premise: {text}",
-    _NLI_LABELS,
     list_files(_anli, test="test.jsonl 3200"),
+    labels=_NLI_LABELS,
 )
 """ANLI: adversarial inference, written by people in three rounds (Nie et al., 2020)"""
 
 _scitail = RowReader(
     table=Jsonl(), make=Fields(text="premise", pair="hypothesis", label="label", labels=_SCITAIL_LABELS)
 )
-SCITAIL = build_class_task(
+SCITAIL = build_task(
     "scitail",
     "scitail hypothesis: {pair} premise: {text}",
-    _SCITAIL_LABELS,
     list_files(_scitail, test="test.jsonl 2126"),
+    labels=_SCITAIL_LABELS,
 )
 """SciTail: does a science question's answer follow from a sentence? (Khot et al., 2018)"""
 
@@ -126,11 +126,11 @@ SICK = Task(
 )
 """SICK-R: how related are two sentences, from 1 to 5? (Marelli et al., 2014)"""
 
-SICK_ENTAILMENT = build_class_task(
+SICK_ENTAILMENT = build_task(
     "sick_entailment",
     "sick hypothesis: {pair} premise: {text}",
-    _NLI_LABELS,
     _build_sick_splits(is_regression=False),
+    labels=_NLI_LABELS,
     folders=("sick", "SICK"),
 )
 """SICK-E: does the second sentence follow from the first? (Marelli et al., 2014)"""

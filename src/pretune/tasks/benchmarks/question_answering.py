@@ -14,7 +14,7 @@ from typing import Any
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.io.strict_json import parse_json
-from pretune.tasks.benchmarks.readers import RowReader, build_text_task, list_files
+from pretune.tasks.benchmarks.readers import RowReader, build_task, list_files
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, data_error, read_text
 from pretune.tasks.task import Task, Template
@@ -96,7 +96,7 @@ def read_triviaqa(path: Path) -> Iterator[Example]:
         )
 
 
-TRIVIAQA = build_text_task(
+TRIVIAQA = build_task(
     "triviaqa",
     "trivia question: {text}",
     list_files(
@@ -121,7 +121,7 @@ def _make_nq_question(row: TableRow) -> Example:
 
 
 _nq = RowReader(table=Jsonl(), make=_make_nq_question)
-NQ_OPEN = build_text_task(
+NQ_OPEN = build_task(
     "nq_open",
     "nq question: {text}",
     list_files(_nq, train="NQ-open.train.jsonl 87925", dev="NQ-open.dev.jsonl 3610"),
@@ -161,7 +161,7 @@ class CoqaReader:
 
 
 _coqa = CoqaReader()
-COQA = build_text_task(
+COQA = build_task(
     "coqa",
     "coqa question: {text} context: {pair}",
     list_files(_coqa, train="coqa-train-v1.0.json 108647", dev="coqa-dev-v1.0.json 7983"),
@@ -197,7 +197,7 @@ def _make_eli5_question(row: TableRow) -> Example | None:
 
 
 _eli5 = RowReader(table=Jsonl(), make=_make_eli5_question)
-ELI5 = build_text_task(
+ELI5 = build_task(
     "eli5",
     "explain: {text}",
     list_files(

@@ -126,47 +126,26 @@ def list_files(reader: Reader, **splits: str) -> Splits:
     return {split: tuple(map(parse, files.split("|"))) for split, files in splits.items()}
 
 
-def build_class_task(
+def build_task(
     name: str,
     source: str,
-    labels: tuple[str, ...],
     splits: Splits,
     *,
+    labels: tuple[str, ...] = (),
     metrics: tuple[str, ...] = ("accuracy",),
     folders: tuple[str, ...] = (),
     kind: Literal["classification", "pair"] = "pair",
     group_field: Literal["text", "pair", "group"] | None = None,
 ) -> Task:
-    """Return a classification task whose text-to-text targets are its labels."""
+    """Return a task with a text-to-text template: from `source` to its labels, or to the target if it has none."""
     return Task(
         name=name,
-        kind=kind,
+        kind=kind if labels else "generation",
         metrics=metrics,
         labels=labels,
         folders=folders,
         splits=splits,
-        template=Template(source=source, targets=labels),
-        group_field=group_field,
-    )
-
-
-def build_text_task(
-    name: str,
-    source: str,
-    splits: Splits,
-    *,
-    metrics: tuple[str, ...],
-    folders: tuple[str, ...] = (),
-    group_field: Literal["text", "pair", "group"] | None = None,
-) -> Task:
-    """Return a task whose target is generated."""
-    return Task(
-        name=name,
-        kind="generation",
-        metrics=metrics,
-        folders=folders,
-        splits=splits,
-        template=Template(source=source, target="{target}"),
+        template=Template(source=source, targets=labels, target="" if labels else "{target}"),
         group_field=group_field,
     )
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_class_task, list_files, read_label_index
+from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files, read_label_index
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, read_lines
 from pretune.tasks.task import SplitFile, Task, Template
@@ -24,33 +24,33 @@ _RTE_SOURCE = "rte hypothesis: {pair} premise: {text}"
 _boolq = RowReader(
     table=Jsonl(), make=Fields(text="question", pair="passage", label="label", labels=BOOLEAN_LABELS, id="idx")
 )
-BOOLQ = build_class_task(
+BOOLQ = build_task(
     "boolq",
     "boolq question: {text} passage: {pair}",
-    BOOLEAN_LABELS,
     list_files(_boolq, train="train.jsonl", dev="val.jsonl 3270", train32="train32.jsonl 32", dev32="dev32.jsonl 32"),
+    labels=BOOLEAN_LABELS,
     folders=("boolq", "BoolQ"),
 )
 """BoolQ: yes/no questions about a passage (Clark et al., 2019)"""
 
 _rte_fields = Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx")
 _cb = RowReader(table=Jsonl(), make=replace(_rte_fields, labels=_CB_LABELS))
-CB = build_class_task(
+CB = build_task(
     "cb",
     "cb hypothesis: {pair} premise: {text}",
-    _CB_LABELS,
     list_files(_cb, train="train.jsonl 250", dev="val.jsonl 56"),
+    labels=_CB_LABELS,
     metrics=("accuracy_f1_macro",),
     folders=("cb", "CB"),
 )
 """CB: is the writer of a text committed to one of its clauses? (de Marneffe et al., 2019)"""
 
 _rte = RowReader(table=Jsonl(), make=_rte_fields)
-RTE = build_class_task(
+RTE = build_task(
     "superglue_rte",
     _RTE_SOURCE,
-    _ENTAILMENT,
     list_files(_rte, train="train.jsonl 2490", dev="val.jsonl 277"),
+    labels=_ENTAILMENT,
     folders=("superglue_rte", "RTE"),
 )
 """RTE in SuperGLUE's format; the same pairs as GLUE's"""
@@ -109,16 +109,16 @@ def _mark_word(row: TableRow, side: str, place: str) -> str:
 
 
 _wic = RowReader(table=Jsonl(), make=_parse_wic)
-WIC = build_class_task(
+WIC = build_task(
     "wic",
     "wic sentence1: {sentence1} sentence2: {sentence2} word: {word}",
-    BOOLEAN_LABELS,
     {
         "train": (SplitFile("train.jsonl", _wic), SplitFile("train/train.data.txt", read_wic)),
         "dev": (SplitFile("val.jsonl", _wic), SplitFile("dev/dev.data.txt", read_wic)),
         # SuperGLUE's test set has no labels.
         "test": (SplitFile("test/test.data.txt", read_wic),),
     },
+    labels=BOOLEAN_LABELS,
     folders=("wic", "WiC", "WiC_dataset"),
 )
 """WiC: does a word have the same meaning in two sentences? (Pilehvar and Camacho-Collados, 2019)"""
@@ -144,42 +144,42 @@ def _parse_wsc(row: TableRow) -> Example:
 
 
 _wsc = RowReader(table=Jsonl(), make=_parse_wsc)
-WSC = build_class_task(
+WSC = build_task(
     "wsc",
     "wsc: {text} noun: {pair}",
-    BOOLEAN_LABELS,
     list_files(_wsc, train="train.jsonl 554", dev="val.jsonl 104"),
+    labels=BOOLEAN_LABELS,
     folders=("wsc", "WSC"),
 )
 """WSC: does a pronoun refer to this noun? (Levesque et al., 2012)"""
 
 _axb = RowReader(table=Jsonl(), make=replace(_rte_fields, text="sentence1", pair="sentence2"))
 _axg = RowReader(table=Jsonl(), make=replace(_rte_fields, group="pair_id"))
-AXB = build_class_task(
+AXB = build_task(
     "superglue_axb",
     _RTE_SOURCE,
-    _ENTAILMENT,
     list_files(_axb, test="AX-b.jsonl 1104"),
+    labels=_ENTAILMENT,
     metrics=("matthews",),
     folders=("superglue_ax", "AX-b"),
 )
 """AX-b: SuperGLUE's broad diagnostic of entailment, for models of RTE"""
 
-AXG = build_class_task(
+AXG = build_task(
     "superglue_axg",
     _RTE_SOURCE,
-    _ENTAILMENT,
     list_files(_axg, test="AX-g.jsonl 356"),
+    labels=_ENTAILMENT,
     metrics=("accuracy", "gender_parity"),
     folders=("superglue_ax", "AX-g"),
 )
 """AX-g: SuperGLUE's Winogender pairs, which differ in a pronoun (Rudinger et al., 2018), for models of RTE"""
 
-AX = build_class_task(
+AX = build_task(
     "superglue_ax",
     _RTE_SOURCE,
-    _ENTAILMENT,
     {"test": AXB.splits["test"], "test_gender": AXG.splits["test"]},
+    labels=_ENTAILMENT,
     metrics=("matthews", "accuracy"),
 )
 """SuperGLUE's two diagnostics of entailment: AX-b as `test`, AX-g as `test_gender`"""
@@ -208,11 +208,11 @@ def _parse_answers(row: TableRow) -> Iterator[Example]:
             )
 
 
-MULTIRC = build_class_task(
+MULTIRC = build_task(
     "multirc",
     "multirc question: {question} answer: {answer} paragraph: {text}",
-    BOOLEAN_LABELS,
     list_files(read_multirc, train="train.jsonl 27243", dev="val.jsonl 4848"),
+    labels=BOOLEAN_LABELS,
     metrics=("multirc",),
     folders=("multirc", "MultiRC"),
     group_field="text",

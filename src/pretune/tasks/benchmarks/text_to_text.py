@@ -22,13 +22,13 @@ from pathlib import Path
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Csv, Fields, RowReader, build_text_task, list_files
+from pretune.tasks.benchmarks.readers import Csv, Fields, RowReader, build_task, list_files
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, read_lines, read_text
 from pretune.tasks.task import SplitFile, Task, Template
 
 _xsum = RowReader(table=Jsonl(), make=Fields(text="document", target="summary", id="id"))
-XSUM = build_text_task(
+XSUM = build_task(
     "xsum",
     "summarize: {text}",
     list_files(_xsum, train="train.jsonl", dev="validation.jsonl", test="test.jsonl | test_sample.jsonl 1000 part"),
@@ -37,7 +37,7 @@ XSUM = build_text_task(
 """XSum: a news article in one sentence (Narayan et al., 2018)"""
 
 _samsum = RowReader(table=Jsonl(), make=Fields(text="context", target="response"))
-SAMSUM = build_text_task(
+SAMSUM = build_task(
     "samsum",
     "summarize: {text}",
     list_files(_samsum, train="train.jsonl", dev="validation.jsonl 818", test="test.jsonl 819"),
@@ -83,7 +83,7 @@ def _build_cnndm_files(split_name: str, url_list: str) -> tuple[SplitFile, ...]:
     )
 
 
-CNNDM = build_text_task(
+CNNDM = build_task(
     "cnndm",
     "summarize: {text}",
     {
@@ -123,7 +123,7 @@ class ParallelReader:
 
 
 _en_de = ParallelReader(source="en", target="de")
-MULTI30K = build_text_task(
+MULTI30K = build_task(
     "multi30k",
     "translate English to German: {text}",
     list_files(
@@ -281,7 +281,7 @@ class DialogueReader:
 
 
 _turns, _choices = DialogueReader(), DialogueReader(with_candidates=True)
-CONVAI2 = build_text_task(
+CONVAI2 = build_task(
     "convai2",
     "dialogue: {text}",
     list_files(
