@@ -19,10 +19,10 @@ from pretune.reports.study_text import (
     format_difference,
     format_marks,
     format_tuning,
-    format_value,
     format_verdict,
     list_costs,
     list_paper_rows,
+    list_rows,
 )
 from pretune.studies import list_study_files
 
@@ -71,13 +71,8 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
     yield from (f"## Scale {scale}", "")
     if results["scale_about"]:
         yield from (results["scale_about"], "")
-    cells = ((row, (results["table"][row].get(measure["name"]) for measure in measures)) for row in results["rows"])
-    rows = [
-        (row, *("" if cell is None else format_value(cell, m) for cell, m in zip(values, measures, strict=True)))
-        for row, values in cells
-    ]
     heads = (f"{measure['name']} {'↓' if measure['better'] == 'lower' else '↑'}" for measure in measures)
-    yield from format_rows(("", *heads), rows)
+    yield from format_rows(("", *heads), list_rows(results))
     seeds = ", ".join(map(str, results["seeds"]))
     about = f"Mean over the seeds {seeds}, ± half of the 95 % interval; ↑: higher is better, ↓: lower."
     yield from ("", f"{about} {format_marks(results)}".strip(), "")

@@ -165,15 +165,11 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
     from pretune.core.table import align_columns
-    from pretune.reports.study_text import format_difference, format_marks, format_tuning, format_value, format_verdict
+    from pretune.reports.study_text import format_difference, format_marks, format_tuning, format_verdict, list_rows
 
-    measures = results["measures"]
-    rows = [("", *(measure["name"] for measure in measures))]
-    for name in results["rows"]:
-        cells = [results["table"][name].get(measure["name"]) for measure in measures]
-        texts = ("" if cell is None else format_value(cell, m) for cell, m in zip(cells, measures, strict=True))
-        rows.append((name, *texts))
-    yield from align_columns(rows, right=True)
+    yield from align_columns(
+        [("", *(measure["name"] for measure in results["measures"])), *list_rows(results)], right=True
+    )
     yield ""
     for claim in results["claims"]:
         difference = format_difference(claim)

@@ -131,8 +131,7 @@ def build_example(
             outputs = [_hide_words(name, corruption, tokenizer, sequence, hide, seed)]
         else:
             outputs = draw_kinds(corruption, sequence, seed)
-        batches = [_build_batch(output) for output in outputs]
-        sequences += [_describe(batch, objective, tokenizer, model_shape, label) for batch in batches]
+        sequences += [_describe(_build_batch(output), objective, tokenizer, model_shape, label) for output in outputs]
     return BatchExample(
         objective=name,
         title=(sys.modules[type(named_objective).__module__].__doc__ or name).partition("\n")[0],
@@ -158,14 +157,13 @@ def list_variants(name: str, objective: Objective, texts: Sequence[str]) -> list
     """Return the texts to show, one or a pair, each with its label; without texts, examples of papers."""
     if any(not text.strip() for text in texts):
         raise UsageError("--text is empty; pass at least one sentence")
-    variants: list[tuple[Texts, int]]
     reads_documents = objective.reads_documents if isinstance(objective, Mixture) else objective.pairs is None
     if reads_documents and (objective.pairs is None or len(texts) <= 1):
         if len(texts) > 1:
             raise UsageError(f"{name} takes one text, got {len(texts)}; pass --text once")
         text = texts[0] if texts else f"{PARTY} {DANCE}" if objective.sentences else PARTY
-        variants = [((text,), IGNORE_INDEX)]
-        return variants if texts or objective.pairs is None else [*variants, (TASK, IGNORE_INDEX)]
+        pairs = [] if texts or objective.pairs is None else [(TASK, IGNORE_INDEX)]
+        return [((text,), IGNORE_INDEX), *pairs]
     defaults = {"kept": TRANSLATION, "apart": TASK}.get(objective.pairs or "", (PARTY, DANCE))
     first, second = _split_pair(name, objective, tuple(texts) or defaults)
     if objective.pairs in SIDE_NAMES:

@@ -25,10 +25,6 @@ def render_study_text(results: Facts) -> str:
         (claim["text"], f"**{format_verdict(results, claim)}**", claim["measure"], format_difference(claim))
         for claim in results["claims"]
     ]
-    rows = [
-        (row, *(format_value(cells[name], m) if (name := m["name"]) in cells else "" for m in measures))
-        for row, cells in ((row, results["table"][row]) for row in results["rows"])
-    ]
     failures = [(failure["label"], failure["message"]) for failure in results["failures"]]
     claims_table = _format_table(("claim", "verdict", "measure", "difference"), claims)
     parts = [
@@ -37,7 +33,7 @@ def render_study_text(results: Facts) -> str:
         f"Source: {_escape(paper['citation'])}" if paper["citation"] else "",
         *(["## Claims", claims_table, f"{results['rule']}\n{format_tuning(results)}"] if claims else []),
         "## Table",
-        _format_table(("", *(measure["name"] for measure in measures)), rows),
+        _format_table(("", *(measure["name"] for measure in measures)), list_rows(results)),
         format_marks(results),
         f"The paper: {_escape(paper_table['caption'])}" if paper_table else "",
         _format_table(("", *paper_table["columns"]), list_paper_rows(paper_table)) if paper_table else "",
@@ -120,6 +116,15 @@ def _list_edges(results: Facts) -> list[str]:
         if len(factors) > 2 and choice["factor"] in (min(factors), max(factors)):
             edges[f"{choice['row']} ({choice['factor']:g} x)"] = None
     return [*edges]
+
+
+def list_rows(results: Facts) -> list[tuple[str, ...]]:
+    """Return the rows of the table as text."""
+    tables, measures = results["table"], results["measures"]
+    return [
+        (row, *(format_value(tables[row][name], m) if (name := m["name"]) in tables[row] else "" for m in measures))
+        for row in results["rows"]
+    ]
 
 
 def list_paper_rows(paper_table: Facts) -> list[tuple[str, ...]]:
