@@ -13,36 +13,24 @@ import numpy as np
 from torch import nn
 
 from pretune.core.errors import PretuneError, UsageError
-from pretune.server.capabilities import (
-    AttentionViewer,
-    Capability,
-    Completer,
-    Explainer,
-    IndexSearcher,
-    MaskFiller,
-    RunPredictor,
-    TextEmbedder,
-    TextScorer,
-    TextTokenizer,
-    list_texts,
-)
+from pretune.server import capabilities, words
+from pretune.server.capabilities import Capability, list_texts
 from pretune.server.errors import CapabilityError
 from pretune.server.loaded_model import LoadedModel
-from pretune.server.words import NeighborFinder, WordComparer
 
 C = TypeVar("C", bound=Capability)
 CAPABILITIES: tuple[type[Capability], ...] = (
-    Completer,
-    TextEmbedder,
-    MaskFiller,
-    RunPredictor,
-    Explainer,
-    TextScorer,
-    IndexSearcher,
-    NeighborFinder,
-    WordComparer,
-    AttentionViewer,
-    TextTokenizer,
+    capabilities.Completer,
+    capabilities.TextEmbedder,
+    capabilities.MaskFiller,
+    capabilities.RunPredictor,
+    capabilities.Explainer,
+    capabilities.TextScorer,
+    capabilities.IndexSearcher,
+    words.NeighborFinder,
+    words.WordComparer,
+    capabilities.AttentionViewer,
+    capabilities.TextTokenizer,
 )
 
 
