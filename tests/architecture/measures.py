@@ -15,14 +15,14 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 65_200,
-    "files": 469,
+    "code lines": 65_000,
+    "files": 463,
     "import circles": 0,
     "functions of 60 and more lines": 10,
     "functions with 12 and more arguments": 23,
-    "dict[str, Any] and Mapping[str, Any]": 587,
-    "# fmt: skip": 76,
-    "**x: Any": 40,
+    "dict[str, Any] and Mapping[str, Any]": 565,
+    "# fmt: skip": 65,
+    "**x: Any": 36,
     "**x: Any in runs": 0,
     "files to the first step of pretrain": 83,
     "files to the first step of finetune": 105,

@@ -40,6 +40,8 @@ from pretune.tasks.task import Task
 MAX_ROW_CHARACTERS = 600
 """Maximum number of characters of a text in predictions.jsonl."""
 
+SecondText = Literal["none", "optional", "required"]
+"""Second text of the inputs of a type."""
 Gold = Literal["class", "option", "labels", "score", "tags", "tree", "span", "text"]
 """Form of the answer of an example."""
 ANSWER_FIELDS: Mapping[Gold, str] = {
@@ -66,7 +68,7 @@ class Inputs:
     """Rows become inputs: the reading of users' tables and of new inputs, the encoding of examples, and the head."""
 
     default_length: int = 128  # tokens of a sequence, if the model allows it
-    second_text: Literal["none", "optional", "required"] = "optional"
+    second_text: SecondText = "optional"
 
     pair_field = "pair"  # name of the second text in an error
 

@@ -10,7 +10,7 @@ columns choice1, choice2, …, or A, B, …) and the correct one.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import BlankCellError, TableRow, data_error, is_blank
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, TaskType
+from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, SecondText, TaskType
 from pretune.tasks.types.classification import choose_best
 
 MAX_OPTIONS = 8
@@ -42,7 +42,7 @@ class ChoiceInputs(Inputs):
     """A text and its options, one of which is correct."""
 
     default_length: int = 256
-    second_text: Literal["none", "optional", "required"] = "none"
+    second_text: SecondText = "none"
 
     def build_head(self, task: Task) -> TaskHead:
         return Choice()

@@ -12,7 +12,7 @@ evaluation script). Users' files have a question, a context and the answer, whic
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from pretune.tasks.example import AnswerCandidate, Example, Prediction, format_e
 from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error, open_table
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task, Template
-from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, TaskType
+from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, SecondText, TaskType
 
 NUM_STARTS = 20
 """Number of best starts and ends of a window that are combined."""
@@ -63,7 +63,7 @@ class SpanInputs(Inputs):
     """A question and a passage, with the spans of its answers."""
 
     default_length: int = 384
-    second_text: Literal["none", "optional", "required"] = "required"
+    second_text: SecondText = "required"
 
     pair_field = "context"
 

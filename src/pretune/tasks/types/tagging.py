@@ -42,7 +42,7 @@ from pretune.tasks.example import Example, Prediction, format_example
 from pretune.tasks.table import COLUMNS, TableRow, data_error
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.base import Inputs, Outputs, Scoring, TaskType
+from pretune.tasks.types.base import Inputs, Outputs, Scoring, SecondText, TaskType
 from pretune.tasks.types.classification import find_label
 
 OUTSIDE_TAG = "O"
@@ -53,7 +53,7 @@ OUTSIDE_TAG = "O"
 class TokenInputs(Inputs):
     """Words, each of which has a tag."""
 
-    second_text: Literal["none", "optional", "required"] = "none"
+    second_text: SecondText = "none"
     needs_both_sides: bool = False  # a left-to-right model stands for a word by its last token, with a note
 
     def build_head(self, task: Task) -> TaskHead:

@@ -9,7 +9,7 @@ text and the text to generate.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from pretune.tasks.table import TableRow
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
-from pretune.tasks.types.base import Inputs, Prompt, Scoring, TaskType
+from pretune.tasks.types.base import Inputs, Prompt, Scoring, SecondText, TaskType
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 
@@ -43,7 +43,7 @@ class TextInputs(Inputs):
     """A text, and the text to generate from it."""
 
     default_length: int = 512
-    second_text: Literal["none", "optional", "required"] = "none"
+    second_text: SecondText = "none"
 
     def build_head(self, task: Task) -> TaskHead:
         return Generation()
