@@ -48,7 +48,7 @@ VERB_PAGES = {
     "compare": "studies",
     "report": "reports",
     "verify": "distributed",
-    "export": "export",
+    "export": "exporters",
     "serve": "server",
     "env": "cli",
 }

@@ -25,7 +25,7 @@ from tests.runs import tasked
 from tests.runs.small import VOCAB
 
 ELSEWHERE = {"data", "extending"}
-LONG = {"finetune", "embeddings", "models", "export"}
+LONG = {"finetune", "embeddings", "models", "exporters"}
 """Pages that run in `make test-slow` only."""
 TASKS = {"evaluation", "finetune", "tasks", "embeddings"}
 """Pages that read published tasks."""
@@ -38,7 +38,7 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
         '"task.max_eval_examples": 20}, out'
     },
     "evaluation": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
-    "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "score(parts.dev,": "score(dev,"},
+    "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "score(task, parts.dev,": "score(task, dev,"},
     "embeddings": {'out="runs/vectors"': 'out="runs/vectors", steps=2', "batch=128, epochs=2": "batch=4, epochs=1"},
     "pretrain": {'budget="10m"': "steps=2", '"train.lr": 1e-3': '"train.lr": 1e-3, "model.width": 32'},
 }
