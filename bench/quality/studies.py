@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bench import common
-from pretune.studies.compare import build_plan
+from pretune.studies.compare import CompareOptions, build_plan
 from pretune.studies.execute import Execution
 from pretune.studies.study_dir import StudyDir
 
@@ -75,7 +75,7 @@ def start(name: str, args: argparse.Namespace) -> subprocess.Popen[bytes]:
 def run_first_steps(names: Sequence[str], args: argparse.Namespace) -> None:
     """Run the steps without a model, of all studies, in this process."""
     for name in names:
-        plan = build_plan(name, scale=args.scale, device="cpu")
+        plan = build_plan(CompareOptions(study=name, scale=args.scale, device="cpu"))
         study_dir = StudyDir(args.work / Path(name).stem)
         keys = [step.key for step in plan.steps.values() if step.action in args.first]
         Execution(plan, study_dir, keys, device="cpu").run()

@@ -13,7 +13,7 @@ from pretune.cli import main
 from pretune.core import hub
 from pretune.core.errors import UsageError
 from pretune.models.families import FAMILIES, make_missing_error
-from pretune.studies.locations import identify_input, inspect_input
+from pretune.studies.inputs import identify_input, inspect_input
 from tests.runs import tasked
 
 NAME, PACKAGE = "small-test-encoder", "pretune_test_package"

@@ -125,12 +125,12 @@ def _format_plan(plan: Facts) -> str:
 
 def write_plans() -> None:
     """Write the planned cost of every study, steps one after the other: on an H200, of the class scale on one core."""
-    from pretune.studies.compare import build_plan
+    from pretune.studies.compare import CompareOptions, build_plan
 
     plans: dict[str, Any] = {}
     for name in list_study_files():
         for scale in SCALES:
-            plan = build_plan(name, scale=scale, device="cpu" if scale == "class" else None)
+            plan = build_plan(CompareOptions(study=name, scale=scale, device="cpu" if scale == "class" else None))
             estimate = asdict(plan.sum_estimates())
             plans.setdefault(name, {})[scale] = {
                 "cells": len(plan.cells), "steps": len(plan.steps), "device": plan.device,

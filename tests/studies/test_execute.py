@@ -24,14 +24,13 @@ from pretune.core.errors import StoppedError, UsageError
 from pretune.reports.study_text import format_tuning, format_verdict, render_study_text
 from pretune.runs.samples import SampleHook
 from pretune.studies import actions, estimates, execute, schedule
-from pretune.studies.compare import build_plan
+from pretune.studies.compare import CompareOptions, build_plan
 from pretune.studies.execute import Execution, StepWorker, WorkerPool, run_worker
-from pretune.studies.plan import StepEstimate
 from pretune.studies.planner import plan_study
 from pretune.studies.read import load_study
 from pretune.studies.results import build_results
-from pretune.studies.schedule import choose_jobs, count_pretrainings, select_step, sort_by_critical_path
-from pretune.studies.shards import list_cell_steps, list_shard_cells, parse_shard
+from pretune.studies.schedule import choose_jobs, list_shard_cells, parse_shard
+from pretune.studies.steps import StepEstimate
 from pretune.studies.study_dir import StudyDir, make_record
 from tests.studies.studies import make_study, make_tree
 
@@ -76,7 +75,7 @@ def test_a_study_from_file_to_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             pt.compare(file, out=out)
     assert [*out.glob("steps/pretrain-*/checkpoints/step-*")]
     with monkeypatch.context() as patch:
-        patch.setattr(actions, "finetune", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(actions, "run_finetune", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(["compare", file, "--out", str(out), "--quiet"]) == 130
     again = pt.compare(file, out=out)
     assert read(out) == read(tmp_path / "whole") and again.table == whole.table
@@ -117,7 +116,7 @@ def test_rates_at_the_end_of_a_range_are_named(tmp_path: Path) -> None:
     best, records = {"low": 2.0, "high": 1.0}, dict[str, Any]()
     for cell in plan.cells:
         step = plan.steps[cell.readings["table"].step]
-        tries = {plan.steps[key].arguments["rate_factor"]: key for key in step.inputs}
+        tries = {plan.steps[key].rate_factor: key for key in step.inputs}
         scores = {"accuracy": 0.5, "dev": 0.5}
         records[step.key] = make_record(step, scores, {}, {}, selected_key=tries[best[cell.row]])
     results = build_results(plan, records, {})
@@ -128,13 +127,13 @@ def test_rates_at_the_end_of_a_range_are_named(tmp_path: Path) -> None:
 
 
 def test_shards_divide_the_cells(tmp_path: Path) -> None:
-    plan = build_plan(write_study(tmp_path, seeds=4))
+    plan = build_plan(CompareOptions(study=write_study(tmp_path, seeds=4)))
     for count in (1, 2, 3, 8):
         shards = [list_shard_cells(plan, number, count) for number in range(1, count + 1)]
         cells = [(cell.row, cell.seed) for shard in shards for cell in shard]
         assert sorted(cells) == sorted((cell.row, cell.seed) for cell in plan.cells)
         assert max(map(len, shards)) - min(map(len, shards)) <= 1
-    halves = [set(list_cell_steps(plan, list_shard_cells(plan, number, 2))) for number in (1, 2)]
+    halves = [set(plan.list_steps(list_shard_cells(plan, number, 2))) for number in (1, 2)]
     assert {plan.steps[key].action for key in halves[0] & halves[1]} == {"tokenizer", "data"}
 
 
@@ -155,9 +154,9 @@ def test_cells_of_one_model_are_divided_where_they_must(tmp_path: Path) -> None:
     tree["settings"]["pretrain"]["seed"] = 0
     path = tmp_path / "one.yaml"
     path.write_text(yaml.safe_dump(tree))
-    plan = build_plan(str(path))
-    whole = list_cell_steps(plan, plan.cells)
-    parts = [list_cell_steps(plan, list_shard_cells(plan, number, 2)) for number in (1, 2)]
+    plan = build_plan(CompareOptions(study=str(path)))
+    whole = plan.list_steps(plan.cells)
+    parts = [plan.list_steps(list_shard_cells(plan, number, 2)) for number in (1, 2)]
     assert set(parts[0]) | set(parts[1]) == set(whole)
     repeated = [plan.steps[key].action for key in set(parts[0]) & set(parts[1])]
     assert sorted(repeated) == ["data", "tokenizer"]  # each shard has the model of one row
@@ -314,7 +313,8 @@ def test_a_baseline_reads_a_built_in_task(tmp_path: Path) -> None:
     result = pt.compare(str(path), out=tmp_path / "out", data=tmp_path)
     assert result.table == {"majority": {"SST-2": 0.5}}
     cost = result.results["cost"]
-    assert cost["estimated_seconds"] == build_plan(str(path), data=tmp_path).sum_estimates().seconds > 0
+    plan = build_plan(CompareOptions(study=str(path), data=tmp_path))
+    assert cost["estimated_seconds"] == plan.sum_estimates().seconds > 0
 
 
 @pytest.mark.slow
@@ -385,7 +385,7 @@ def test_what_the_most_waits_for_comes_first(tmp_path: Path) -> None:
         key: replace(step, estimate=StepEstimate(seconds=seconds.get(step.action, 0.0)))
         for key, step in plan.steps.items()
     }
-    keys = sort_by_critical_path(replace(plan, steps=steps), [*steps])
+    keys = schedule.sort_by_critical_path(replace(plan, steps=steps), [*steps])
     actions = [steps[key].action for key in keys]
     assert sorted(keys) == sorted(steps)
     assert actions.index("tokenizer") < actions.index("data") < actions.index("pretrain") < actions.index("finetune")
@@ -404,10 +404,10 @@ def test_fine_tunings_run_beside_pretrainings_on_a_gpu(tmp_path: Path, monkeypat
         ([pretrain, pretrain], [pretrain, finetune, data], finetune),
         ([pretrain, pretrain], [pretrain], pretrain),
     ):
-        assert select_step(ready, running, 2) is selected
-    assert [count_pretrainings(jobs, "cpu") for jobs in (2, 7)] == [2, 7]
+        assert schedule.select_step(ready, running, 2) is selected
+    assert [schedule.count_pretrainings(jobs, "cpu") for jobs in (2, 7)] == [2, 7]
     monkeypatch.setattr(schedule, "resolve_device", lambda device: "cuda:0")
-    assert [count_pretrainings(jobs, None) for jobs in (1, 2, 7)] == [1, 1, 4]
+    assert [schedule.count_pretrainings(jobs, None) for jobs in (1, 2, 7)] == [1, 1, 4]
 
 
 @pytest.mark.parametrize(("limit", "is_mixed"), [(2, False), (1, True)])

@@ -8,7 +8,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.studies import list_study_files
-from pretune.studies.compare import build_plan
+from pretune.studies.compare import CompareOptions, build_plan
 from pretune.studies.read import load_study
 
 SCALES = ("class", "gpu", "full")
@@ -25,7 +25,7 @@ PLANS = [
 
 @pytest.mark.parametrize(("name", "scale"), PLANS)
 def test_scales_can_be_planned(name: str, scale: str) -> None:
-    plan = build_plan(name, scale=scale)
+    plan = build_plan(CompareOptions(study=name, scale=scale))
     study, rows = load_study(name), [row.name for row in plan.rows]
     assert len(plan.cells) == len(rows) * len(plan.seeds) and len(plan.seeds) >= 3
     measures = {measure.name for measure in plan.measures}
@@ -68,9 +68,9 @@ def test_missing_sets_are_named(
 @pytest.mark.parametrize("name", CLASS_STUDIES)
 def test_class_scales_run(name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: Any) -> None:
     """With one seed, so that no claim is decided; the rest is as in front of a class."""
-    if build_plan(name, seeds=1).missing:
+    if build_plan(CompareOptions(study=name, seeds=1)).missing:
         monkeypatch.setenv("PRETUNE_DATA", str(request.getfixturevalue("shared_data")))  # skips where it is not
-        assert not build_plan(name, seeds=1).missing, "a set of a study is not in $PRETUNE_DATA"
+        assert not build_plan(CompareOptions(study=name, seeds=1)).missing, "a set of a study is not in $PRETUNE_DATA"
     result = pt.compare(name, out=tmp_path / "out", seeds=1)
     assert not result.results["missing"] and not result.results["failures"]
     outcomes = {*result.verdicts.values()}

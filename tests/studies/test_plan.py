@@ -13,13 +13,15 @@ from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
 from pretune.reports.study import render_study_page
 from pretune.reports.study_text import render_study_text
-from pretune.studies import list_study_files, locations
+from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options.tasks import EmbeddingOptions, FinetuneOptions
+from pretune.studies import inputs, list_study_files
 from pretune.studies.estimates import Estimator
 from pretune.studies.plan import Plan
 from pretune.studies.planner import plan_study
 from pretune.studies.read import load_study, read_study
 from pretune.studies.results import build_results
-from pretune.studies.settings import merge_settings, to_text
+from pretune.studies.settings import format_setting, merge_settings
 from pretune.studies.spec import Setting
 from tests.studies.studies import make_study, make_tree, write_corpus
 
@@ -34,7 +36,7 @@ def test_cells_share_what_they_have_in_common(tmp_path: Path) -> None:
     assert len(plan.cells) == 4
     for place, (key, step) in enumerate(plan.steps.items()):
         assert key == step.key and all([*plan.steps].index(other) < place for other in step.inputs)
-    one_model = plan_study(make_study(tmp_path), overrides=(Setting(path="pretrain.seed", value="0"),))
+    one_model = plan_study(make_study(tmp_path), overrides=(Setting(path="pretrain.seed", value=0),))
     assert count(one_model) == {"tokenizer": 1, "data": 1, "pretrain": 2, "finetune": 4}
 
 
@@ -42,7 +44,7 @@ def test_cells_share_what_they_have_in_common(tmp_path: Path) -> None:
 def test_keys_depend_on_settings_and_files_alone(tmp_path: Path) -> None:
     first, second = plan_study(make_study(tmp_path)), plan_study(make_study(tmp_path, title="Another", seeds=1))
     assert set(second.steps) < set(first.steps)
-    changed = plan_study(make_study(tmp_path), overrides=(Setting(path="pretrain.train.lr", value="0.001"),))
+    changed = plan_study(make_study(tmp_path), overrides=(Setting(path="pretrain.train.lr", value=0.001),))
     shared = {step.action for key, step in changed.steps.items() if key in first.steps}
     assert shared == {"tokenizer", "data"}
     corpus = tmp_path / "corpus.txt"
@@ -169,7 +171,7 @@ def test_a_new_kind_drops_the_fields_of_another() -> None:
     ("value", "text"), [("3e-4", "0.0003"), (1e15, "1000000000000000"), (2.50, "2.5"), (None, "null")]
 )
 def test_equal_numbers_have_equal_texts(value: object, text: str) -> None:
-    assert to_text(value) == text
+    assert format_setting(value) == text
 
 
 BAD = {
@@ -371,7 +373,7 @@ def test_a_longer_dev_file_is_another_training_of_embeddings(tmp_path: Path) -> 
     for _ in range(2):
         steps = plan_study(read_study(tree, "rates")).steps.values()
         keys.append({step.key for step in steps if step.action == "embeddings"})
-        assert {step.arguments["seed"] for step in steps if step.action == "embeddings"} == {0, 1}
+        assert {step.options.seed for step in steps if isinstance(step.options, EmbeddingOptions)} == {0, 1}
         (tmp_path / "dev.csv").write_text("sentence1,sentence2,score\n" + "river,stone,0.5\n" * 21)
     assert len(keys[0]) == len(keys[1]) == 4 and not keys[0] & keys[1]
 
@@ -389,29 +391,29 @@ def test_an_edit_of_equal_size_is_another_step(tmp_path: Path, name: str) -> Non
 
 
 def test_large_files_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locations, "MAX_WHOLE_BYTES", 1000)
-    monkeypatch.setattr(locations, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(locations, "SAMPLE_BLOCKS", 4)
+    monkeypatch.setattr(inputs, "MAX_WHOLE_BYTES", 1000)
+    monkeypatch.setattr(inputs, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(inputs, "SAMPLE_BLOCKS", 4)
     path, digests = tmp_path / "large.txt", set()
     for change in (None, 0, 1700, 4999, 450):  # blocks start at 0, 1633, 3266 and 4900; 450 is between them
         content = bytearray(b"a" * 5000)
         if change is not None:
             content[change] = ord("b")
         path.write_bytes(content)
-        digests.add(locations.identify_input(str(path), None))
+        digests.add(inputs.identify_input(str(path), None))
     assert len(digests) == 4
-    assert locations.identify_input("builtin:reviews", None) is None
-    assert locations.identify_input("$PRETUNE_DATA/x.txt", str(tmp_path)) is None
-    assert locations.identify_input(str(tmp_path / "missing"), None) is None
+    assert inputs.identify_input("builtin:reviews", None) is None
+    assert inputs.identify_input("$PRETUNE_DATA/x.txt", str(tmp_path)) is None
+    assert inputs.identify_input(str(tmp_path / "missing"), None) is None
 
 
 def test_the_seed_of_a_section(tmp_path: Path) -> None:
     rows = {"low": {"pretrain.seed": "$seed", "finetune.seed": "1$seed"}}
     plan = plan_study(make_study(tmp_path, rows=rows, claims=[]))
     seeds = {
-        (step.action, step.arguments["overrides"]["train.seed"])
+        (step.action, (step.options.overrides or {})["train.seed"])
         for step in plan.steps.values()
-        if "overrides" in step.arguments
+        if isinstance(step.options, PretrainOptions | FinetuneOptions)
     }
     assert seeds == {("pretrain", 0), ("pretrain", 1), ("finetune", 10), ("finetune", 11)}
     with pytest.raises(UsageError, match=r"'pretrain.seed'.*'x0'"):

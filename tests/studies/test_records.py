@@ -10,12 +10,12 @@ import yaml
 
 import pretune as pt
 from pretune.core.errors import DivergedError
-from pretune.studies import actions
 from pretune.studies.actions import StepRunner
 from pretune.studies.execute import Execution, StepWorker, WorkerPool
-from pretune.studies.plan import Plan, Step
+from pretune.studies.plan import Plan
 from pretune.studies.planner import plan_study
 from pretune.studies.results import build_results, sum_costs
+from pretune.studies.steps import ChoiceOptions, Step
 from pretune.studies.study_dir import StepRecord, StudyDir, make_record
 from tests.studies.studies import make_study, make_tree
 
@@ -41,14 +41,15 @@ def test_records_of_tries_need_no_weights(tmp_path: Path) -> None:
     plan = plan_study(make_study(tmp_path, rates=RATES))
     execution = Execution(plan, StudyDir(tmp_path), [*plan.steps])
     lost_step = [*plan.steps.values()][-1]
-    assert lost_step.action == "finetune" and "rate_from" in lost_step.arguments
+    assert lost_step.action == "finetune" and lost_step.choices
     execution.records |= make_records(plan)
     del execution.records[lost_step.key]
-    seed = lost_step.arguments["overrides"]["train.seed"]
+    seed = lost_step.options.overrides["train.seed"]
     pending = [plan.steps[key] for key in execution._list_pending()]
     assert [step.action for step in pending] == ["tokenizer", "data", "pretrain", "finetune"]
-    assert pending[2].arguments["overrides"]["train.seed"] == seed and "rate_from" in pending[2].arguments
-    choice = next(step for step in plan.steps.values() if step.action == "choose" and step.arguments["score"] == "dev")
+    assert pending[2].options.overrides["train.seed"] == seed and pending[2].choices
+    options = ChoiceOptions(score="dev", better="higher")
+    choice = next(step for step in plan.steps.values() if step.options == options)
     del execution.records[choice.key]
     assert {step.key for step in pending} | {choice.key} == {*execution._list_pending()}
 
@@ -119,7 +120,7 @@ def test_the_cost_of_a_tuned_row_is_that_of_the_selected_run(tmp_path: Path) -> 
 def test_a_try_that_diverges_is_the_worst(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_study(make_study(tmp_path, seeds=1, rates={"finetune": [0.5, 2.0]}))
     runner = StepRunner(plan=plan, study_dir=StudyDir(tmp_path), records={}, device="cpu")
-    monkeypatch.setitem(actions._ACTIONS, "finetune", lambda *options: (_ for _ in ()).throw(DivergedError("nan")))
+    monkeypatch.setattr(StepRunner, "_finetune", lambda *options: (_ for _ in ()).throw(DivergedError("nan")))
     choice = next(step for step in plan.steps.values() if step.action == "choose")
     first, second = (plan.steps[key] for key in choice.inputs)
     records: Any = runner.records

@@ -115,8 +115,8 @@ class Options:
         return cls(**values)
 
 
-def require_out(out: StrPath | None) -> StrPath:
-    """Return the output directory of a run, which only a dry run lacks."""
+def require_out(out: StrPath | None, noun: str = "run") -> StrPath:
+    """Return the output directory of a run or a study, which only a dry run lacks."""
     if out is None:
-        raise UsageError("missing option '--out': the output directory of the run")
+        raise UsageError(f"missing option '--out': the output directory of the {noun}")
     return out

@@ -13,22 +13,22 @@ from typing import Any, Literal
 from pretune.core import io, log
 from pretune.core.api import Result, check_arguments
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
+from pretune.core.options import require_out
 from pretune.core.run_dir import RunLock
 from pretune.reports.study import render_study_page
 from pretune.reports.study_text import render_study_text
 from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.studies.execute import Execution, StepFailure
+from pretune.studies.options import SCALES, CompareOptions
 from pretune.studies.plan import Plan
 from pretune.studies.planner import plan_study
 from pretune.studies.read import load_study
 from pretune.studies.results import build_results
-from pretune.studies.schedule import choose_jobs
-from pretune.studies.settings import flatten_settings, make_settings
-from pretune.studies.shards import list_cell_steps, list_shard_cells, parse_shard
+from pretune.studies.schedule import choose_jobs, list_shard_cells, parse_shard
+from pretune.studies.settings import read_settings
 from pretune.studies.study_dir import StudyDir
 from pretune.training.distributed import resolve_device
 
-SCALES = ("class", "gpu", "full")
 MAX_JOBS = 64
 
 
@@ -116,73 +116,49 @@ def compare(
         DataError: a missing data set, before anything is computed.
         PretuneError: the error of a failed cell, after all others are finished.
     """
+    options = CompareOptions(**locals())
     with reuse_tasks():
-        plan = build_plan(study, scale=scale, seeds=seeds, overrides=overrides, data=data, device=device)
-        return run_plan(plan, out=out, jobs=jobs, shard=shard, merge=merge, data=data, device=device)
+        return run_plan(build_plan(options), options)
 
 
-def build_plan(
-    study: str,
-    *,
-    scale: str = "class",
-    seeds: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    data: str | os.PathLike[str] | None = None,
-    device: str | None = None,
-) -> Plan:
+def build_plan(options: CompareOptions) -> Plan:
     """Return the plan of a study by name or file; a plan for GPUs is one for an H200 where there is no GPU."""
+    scale, seeds, device = options.scale, options.seeds, options.device
     if scale not in SCALES:
         raise UsageError(f"unknown scale '{scale[:40]}'{suggest(scale, SCALES)} (allowed: {', '.join(SCALES)})")
     if seeds is not None and not 1 <= seeds <= 100:
         raise UsageError(f"--seeds {seeds} must be from 1 to 100")
-    loaded_study = load_study(study)
-    settings = make_settings(flatten_settings(overrides or {}, "--set"))
-    target = resolve_device(device)
-    if device is None and scale != "class":
-        target = "cuda"
+    study, settings = load_study(options.study), read_settings(options.overrides or {}, "--set")
+    target = "cuda" if device is None and scale != "class" else resolve_device(device)
     with reuse_tasks():
-        plan = plan_study(loaded_study, scale, device=target, data=data, seeds=seeds, overrides=settings)
-    return replace(plan, source=study)
+        plan = plan_study(study, scale, device=target, data=options.data, seeds=seeds, overrides=settings)
+    return replace(plan, source=options.study)
 
 
-def run_plan(
-    plan: Plan,
-    *,
-    out: str | os.PathLike[str],
-    jobs: int | None = None,
-    shard: str | None = None,
-    merge: Sequence[str | os.PathLike[str]] = (),
-    data: str | os.PathLike[str] | None = None,
-    device: str | None = None,
-) -> StudyResult:
+def run_plan(plan: Plan, options: CompareOptions) -> StudyResult:
     """Run the steps of a plan, or combine those of shards, and write the results."""
-    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
-        raise UsageError(f"--jobs {jobs} must be from 1 to {MAX_JOBS}")
-    if shard is not None and merge:
+    if options.jobs is not None and not 1 <= options.jobs <= MAX_JOBS:
+        raise UsageError(f"--jobs {options.jobs} must be from 1 to {MAX_JOBS}")
+    if options.shard is not None and options.merge:
         raise UsageError("--shard and --merge exclude each other; merge when all shards are finished")
-    if plan.missing and not merge:
+    if plan.missing and not options.merge:
         raise DataError(f"missing {plan.missing[0]}")
-    cells = plan.cells if shard is None else list_shard_cells(plan, *parse_shard(shard))
-    study_dir = StudyDir(out)
+    cells = plan.cells if options.shard is None else list_shard_cells(plan, *parse_shard(options.shard))
+    study_dir = StudyDir(require_out(options.out))
     study_dir.check_free()
-    execution = Execution(
-        plan,
-        study_dir,
-        list_cell_steps(plan, cells),
-        device=device,
-        data=None if data is None else os.fspath(data),
-    )
+    data = None if options.data is None else os.fspath(options.data)
+    execution = Execution(plan, study_dir, plan.list_steps(cells), device=options.device, data=data)
     with RunLock(study_dir.path, on_warning=log.warn), reuse_tasks():
-        if merge:
-            count = study_dir.merge(merge, plan)
-            log.info(f"{count} finished steps of {len(merge)} directories")
+        if options.merge:
+            count = study_dir.merge(options.merge, plan)
+            log.info(f"{count} finished steps of {len(options.merge)} directories")
             study_dir.write_plan(plan)
             execution.records |= study_dir.read_records(plan)
         else:
             study_dir.write_plan(plan)
-            execution.jobs = choose_jobs(plan, device) if jobs is None else jobs
+            execution.jobs = choose_jobs(plan, options.device) if options.jobs is None else options.jobs
             execution.run()
-        return _write_results(plan, study_dir, execution, is_part=shard is not None)
+        return _write_results(plan, study_dir, execution, is_part=options.shard is not None)
 
 
 def _write_results(plan: Plan, study_dir: StudyDir, execution: Execution, *, is_part: bool) -> StudyResult:

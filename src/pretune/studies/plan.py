@@ -1,72 +1,13 @@
-"""Plan of a study: content-addressed steps, and which step gives which number of the table.
+"""Plan of a study: its cells, and which step gives which number of the table."""
 
-A step is one call: train a tokenizer, prepare data, pre-train, fine-tune, evaluate … Its key is a hash of its
-arguments, in which other steps stand as `step:KEY`, so cells that have a step in common share it, and a finished step
-is never run again.
-"""
-
-import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pretune.core.config import to_dict
+from pretune.studies.settings import format_setting
 from pretune.studies.spec import Measure, RateFactors, Row, Scale, Settings, Study
-
-FORMAT = 1
-"""Version of the steps; another one makes all keys new."""
-STEP_PREFIX = "step:"
-KEY_LENGTH = 16
-StepAction = Literal[
-    "tokenizer", "data", "pretrain", "vectors", "choose", "finetune", "embeddings", "baseline", "evaluate"
-]
-STEP_NOUNS: Mapping[str, str] = {
-    "tokenizer": "tokenizers",
-    "data": "prepared corpora",
-    "pretrain": "pre-trainings",
-    "vectors": "static vectors",
-    "choose": "choices of a learning rate",
-    "finetune": "fine-tunings",
-    "embeddings": "trainings of embeddings",
-    "baseline": "baselines",
-    "evaluate": "evaluations",
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepEstimate:
-    """Estimated cost of a step on the planned device."""
-
-    flops: float = 0.0
-    seconds: float = 0.0
-    memory: int = 0  # bytes on the device
-    parameters: int = 0
-    tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One call with its arguments, which are plain data."""
-
-    key: str
-    action: StepAction
-    label: str
-    arguments: Mapping[str, Any]
-    inputs: tuple[str, ...] = ()  # keys of the steps that it needs
-    estimate: StepEstimate = StepEstimate()
-
-    @property
-    def name(self) -> str:
-        """Name of the directory of the step."""
-        return f"{self.action}-{self.key}"
-
-    @property
-    def file_inputs(self) -> tuple[str, ...]:
-        """Keys of the steps whose files it reads; a choice, and a chosen learning rate, need only records."""
-        if self.action == "choose":
-            return ()
-        return tuple(list_inputs({name: value for name, value in self.arguments.items() if name != "rate_from"}))
+from pretune.studies.steps import FORMAT, Step, StepEstimate, collect_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +48,7 @@ class Plan:
     steps: Mapping[str, Step]  # by key, inputs first
     cells: tuple[Cell, ...]
     missing: tuple[str, ...] = ()  # data sets that are not there, with where they go
-    budget: Mapping[str, Any] = field(default_factory=dict)
+    budget: Mapping[str, float] = field(default_factory=dict)
     overrides: Settings = ()  # of all rows, as in `--set`
 
     @property
@@ -138,13 +79,10 @@ class Plan:
         """True if every cell tries several learning rates wherever it trains."""
         return {"pretrain", "finetune"} & self.count_actions().keys() <= {*self.tuned_actions}
 
-    def collect_inputs(self, keys: Sequence[str]) -> list[str]:
-        """Return these steps and all that they need, inputs first."""
-        needed_keys = set(keys)
-        for key in reversed([*self.steps]):
-            if key in needed_keys:
-                needed_keys.update(self.steps[key].inputs)
-        return [key for key in self.steps if key in needed_keys]
+    def list_steps(self, cells: Sequence[Cell]) -> list[str]:
+        """Return the keys of all steps that cells need, inputs first."""
+        keys = [key for cell in cells for reading in cell.readings.values() for key in reading.keys]
+        return collect_inputs(self.steps, keys)
 
     def sum_estimates(self) -> StepEstimate:
         """Return the cost of all steps, one after the other; the memory is that of the largest."""
@@ -163,55 +101,47 @@ class Plan:
             counts[step.action] = counts.get(step.action, 0) + 1
         return counts
 
+    def describe_inputs(self) -> dict[str, Any]:
+        """Return the study and what it was asked for, as plan.json and study.json store it."""
+        return {
+            "format": FORMAT,
+            "study": _format_settings(to_dict(self.study)),
+            "scale": self.scale_name,
+            "seeds": [*self.seeds],
+            "budget": dict(self.budget),
+            "overrides": {setting.path: format_setting(setting.value) for setting in self.overrides},
+            "rows": [row.name for row in self.rows],
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain data, as plan.json stores it."""
         return {
-            "format": FORMAT,
-            "study": to_dict(self.study),
-            "scale": self.scale_name,
+            **self.describe_inputs(),
             "device": self.device,
-            "seeds": [*self.seeds],
-            "budget": dict(self.budget),
-            "overrides": {setting.path: setting.value for setting in self.overrides},
-            "rows": [row.name for row in self.rows],
             "measures": [measure.name for measure in self.measures],
             "steps": [
                 {
                     "key": step.key,
                     "action": step.action,
                     "label": step.label,
-                    "arguments": step.arguments,
+                    "arguments": step.describe(),
                     "inputs": [*step.inputs],
                     "estimate": asdict(step.estimate),
                 }
                 for step in self.steps.values()
             ],
-            "cells": [
-                {
-                    "row": cell.row,
-                    "seed": cell.seed,
-                    "readings": {name: asdict(reading) for name, reading in cell.readings.items()},
-                }
-                for cell in self.cells
-            ],
+            "cells": [asdict(cell) for cell in self.cells],
             "missing": [*self.missing],
             "estimate": asdict(self.sum_estimates()),
         }
 
 
-def compute_key(action: str, arguments: Mapping[str, Any]) -> str:
-    """Return the key of a step: equal only for equal actions and arguments."""
-    text = json.dumps([FORMAT, action, arguments], sort_keys=True, ensure_ascii=True, allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH]
-
-
-def list_inputs(value: Any) -> Iterator[str]:
-    """Yield the keys of the steps in arguments."""
-    if isinstance(value, str) and value.startswith(STEP_PREFIX):
-        yield value.removeprefix(STEP_PREFIX)
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from list_inputs(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from list_inputs(item)
+def _format_settings(value: Any) -> Any:
+    """Return plain data with the values of settings as text."""
+    if isinstance(value, list):
+        return [_format_settings(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"path", "value"}:
+        return {"path": value["path"], "value": format_setting(value["value"])}
+    return {name: _format_settings(item) for name, item in value.items()}

@@ -5,7 +5,8 @@ docs/studies.md.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from pretune.core.errors import UsageError, explain_missing, suggest
 from pretune.core.log import parse_count
 from pretune.runs.defaults import parse_duration
 from pretune.studies import list_study_files
-from pretune.studies.settings import flatten_settings
-from pretune.studies.spec import Measure, Scale, Study
+from pretune.studies.settings import read_settings
+from pretune.studies.spec import GridFactor, Measure, Row, Scale, Study
 
 SUFFIXES = (".yaml", ".yml")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -43,20 +44,14 @@ def read_study(tree: Mapping[str, Any], name: str, source: str = "") -> Study:
     values: dict[str, Any] = {"name": name, **tree}
     if not isinstance(values["name"], str) or not _NAME.fullmatch(values["name"]):
         raise UsageError(f"{place}: 'name' must be lower-case words joined by '-', got {format_value(values['name'])}")
-    readers = {
-        "settings": flatten_settings,
-        "rows": _read_rows,
-        "bases": _read_rows,
-        "grid": _read_grid,
-        "measures": _read_measures,
-        "scales": _read_scales,
-        "budget": _read_budget,
-        "paper": _read_paper,
-    }
-    for key, reader in readers.items():
-        if key in values:
-            values[key] = reader(values[key], f"{place}: {key}")
-    return from_dict(Study, values, place)
+    return from_dict(Study, _read_parts(values, _STUDY_READERS, f"{place}: "), place)
+
+
+Reader = Callable[[object, str], object]
+
+
+def _read_parts(values: Mapping[str, Any], readers: Mapping[str, Reader], place: str) -> dict[str, Any]:
+    return {key: readers[key](value, f"{place}{key}") if key in readers else value for key, value in values.items()}
 
 
 def _iterate_named(tree: object, location: str) -> Iterator[tuple[str, Any]]:
@@ -66,24 +61,24 @@ def _iterate_named(tree: object, location: str) -> Iterator[tuple[str, Any]]:
         yield str(name), value
 
 
-def _read_rows(tree: object, location: str) -> list[dict[str, Any]]:
+def _read_rows(tree: object, location: str) -> list[Row]:
     return [
-        {"name": name, "settings": flatten_settings({} if value is None else value, f"{location}.{name}")}
+        Row(name=name, settings=read_settings({} if value is None else value, f"{location}.{name}"))
         for name, value in _iterate_named(tree, location)
     ]
 
 
-def _read_grid(tree: object, location: str) -> list[dict[str, Any]]:
+def _read_grid(tree: object, location: str) -> list[GridFactor]:
     """Read factors: names with levels and their settings, or the path of a setting with a list of its values."""
     factors = []
     for name, value in _iterate_named(tree, location):
         if isinstance(value, list):
             levels = {_format_level(item): {name: item} for item in value}
             label = name.rpartition(".")[2]
-            rows = _read_rows(levels, f"{location}.{name}")
-            factors.append({"name": name, "levels": [{**row, "name": f"{label} {row['name']}"} for row in rows]})
+            rows = [replace(row, name=f"{label} {row.name}") for row in _read_rows(levels, f"{location}.{name}")]
         else:
-            factors.append({"name": name, "levels": _read_rows(value, f"{location}.{name}")})
+            rows = _read_rows(value, f"{location}.{name}")
+        factors.append(GridFactor(name=name, levels=tuple(rows)))
     return factors
 
 
@@ -102,7 +97,7 @@ def _read_measures(tree: object, location: str) -> list[dict[str, Any]]:
         fields = {key: item for key, item in value.items() if key in names}
         quantity = {key: item for key, item in value.items() if key not in names}
         if "settings" in fields:
-            fields["settings"] = flatten_settings(fields["settings"], place)
+            fields["settings"] = read_settings(fields["settings"], place)
         measures.append({"name": name, "quantity": quantity, **fields})
     return measures
 
@@ -113,24 +108,19 @@ def _read_scales(tree: object, location: str) -> list[dict[str, Any]]:
         place = f"{location}.{name}"
         if not isinstance(value, Mapping):
             raise UsageError(f"{place}: expected the fields of a scale, got {format_value(value)}")
-        fields: dict[str, Any] = {**value}
-        if "settings" in fields:
-            fields["settings"] = flatten_settings(fields["settings"], place)
-        for key in ("row_settings", "measure_settings"):
-            if key in fields:
-                fields[key] = _read_rows(fields[key], f"{place}.{key}")
-        if "budget" in fields:
-            fields["budget"] = _read_budget(fields["budget"], f"{place}.budget")
-        if "levels" in fields:
-            fields["levels"] = [
-                {"factor": factor, "levels": [str(level) for level in levels]}
-                for factor, levels in _iterate_named(fields["levels"], f"{place}.levels")
-            ]
+        fields = _read_parts(value, _SCALE_READERS, f"{place}.")
         for key in fields:
             if key not in get_fields(Scale):
                 raise UsageError(f"unknown key '{place}.{key}'{suggest(str(key), get_fields(Scale))}")
         scales.append({"name": name, "scale": fields})
     return scales
+
+
+def _read_levels(tree: object, location: str) -> list[dict[str, Any]]:
+    return [
+        {"factor": factor, "levels": [str(level) for level in levels]}
+        for factor, levels in _iterate_named(tree, location)
+    ]
 
 
 def _read_budget(tree: object, location: str) -> object:
@@ -161,3 +151,22 @@ def _read_paper(tree: object, location: str) -> object:
     if isinstance(table.get("rows"), Mapping):
         table["rows"] = [{"name": str(name), "values": values} for name, values in table["rows"].items()]
     return {**tree, "table": table}
+
+
+_SCALE_READERS: Mapping[str, Reader] = {
+    "settings": read_settings,
+    "row_settings": _read_rows,
+    "measure_settings": _read_rows,
+    "levels": _read_levels,
+    "budget": _read_budget,
+}
+_STUDY_READERS: Mapping[str, Reader] = {
+    "settings": read_settings,
+    "rows": _read_rows,
+    "bases": _read_rows,
+    "grid": _read_grid,
+    "measures": _read_measures,
+    "scales": _read_scales,
+    "budget": _read_budget,
+    "paper": _read_paper,
+}

@@ -11,8 +11,9 @@ from pretune.metrics.significance import compute_interval
 from pretune.models.devices import DEVICES
 from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE
 from pretune.studies.execute import StepFailure
-from pretune.studies.plan import FORMAT, Plan, Reading
+from pretune.studies.plan import Plan, Reading
 from pretune.studies.spec import AverageScore, Claim, CostValue, Measure
+from pretune.studies.steps import collect_inputs
 from pretune.studies.study_dir import COST_NAMES, StepRecord
 from pretune.studies.verdict import RULE, compare_paired, decide, is_better
 
@@ -27,16 +28,10 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
     check_scores(plan, records, values)
     study = plan.study
     return {
-        "format": FORMAT,
-        "study": to_dict(study),
+        **plan.describe_inputs(),
         "source": plan.source or study.name,
-        "scale": plan.scale_name,
         "scale_about": plan.scale.about,
-        "seeds": [*plan.seeds],
-        "budget": dict(plan.budget),
-        "overrides": {setting.path: setting.value for setting in plan.overrides},
         "reference": plan.reference,
-        "rows": [row.name for row in plan.rows],
         "measures": [_describe_measure(measure) for measure in plan.measures],
         "table": {
             row.name: {
@@ -188,11 +183,10 @@ def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[Fac
     for cell in plan.cells:
         if cell.seed != plan.seeds[0]:
             continue
-        for key in plan.collect_inputs([reading.step for reading in cell.readings.values()]):
+        for key in collect_inputs(plan.steps, [reading.step for reading in cell.readings.values()]):
             if plan.steps[key].action == "choose" and key in records:
                 run = plan.steps[records[key]["selected_key"]]
-                factor = run.arguments["rate_factor"]
-                choices.append({"row": cell.row, "action": run.action, "label": run.label, "factor": factor})
+                choices.append({"row": cell.row, "action": run.action, "label": run.label, "factor": run.rate_factor})
     return choices
 
 
@@ -240,14 +234,12 @@ def _list_missing(plan: Plan, values: Values) -> list[Facts]:
 
 def _list_failures(failures: Mapping[str, StepFailure]) -> list[Facts]:
     """Return the failed steps, without those that only needed one of them."""
-    steps: Sequence[tuple[str, StepFailure]] = [
-        (key, failure) for key, failure in failures.items() if key == failure.step.key
-    ]
     return [
         {
             "action": failure.step.action,
             "label": failure.step.label,
             "message": failure.error.message.strip().splitlines()[-1] if failure.error.message.strip() else "",
         }
-        for _, failure in steps
+        for key, failure in failures.items()
+        if key == failure.step.key
     ]

@@ -1,4 +1,4 @@
-"""Settings of a row of a study: their paths, and their values as text.
+"""Settings of a row of a study: their paths, and the options of public functions that they become.
 
     corpus: [builtin:reviews]          text to pre-train on; $PRETUNE_DATA/… is a file below the data directory
     model: bert-mini                   family and size to pre-train
@@ -18,57 +18,54 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
 
 from pretune.core.config import Count, Number, PathText, check_record
 from pretune.core.config.read import format_value
 from pretune.core.errors import UsageError, find_synonyms, suggest
 from pretune.core.io import parse_json
-from pretune.studies.spec import Setting, Settings
+from pretune.core.options import Options
+from pretune.studies.spec import Measure, Scale, Setting, Settings, Study, check_name
 
+O = TypeVar("O", bound=Options)
 SEED = "$seed"
 ROW_PREFIX = "row:"
+TYPES: Mapping[str, Any] = {
+    "text": str,
+    "path": PathText,
+    "texts": list[str],
+    "count": Count,
+    "number": Number,
+    "flag": bool,
+    "value": Any,
+    "examples": Count | Literal["all"],
+}
+_OPTIONS = """
+tokenizer: kind=text vocab=count style=text lowercase=flag strip_accents=flag min_frequency=count alphabet=count
+  sample_bytes=count seed=count path=path corpus=texts
+prepare: valid=texts holdout=value by=text field=text errors=text clean=texts near=value lang=text sentences=text
+pretrain: objective=text steps=value tokens=value epochs=value seconds=value init_from=path teacher=path seed=count
+finetune: task=text train=path dev=path test=path type=text text=text pair=text label=text method=text epochs=number
+  steps=count train_examples=examples teacher=path force=flag seed=count
+embeddings: task=text train=path dev=path loss=value pooling=value normalise=value length=value batch=value
+  epochs=value steps=value lr=value warmup=value weight_decay=value clip=value seed=count
+vectors: kind=text mode=text width=count window=count epochs=count min_count=count max_words=count seed=count
+evaluate: split=text limit=count seed=count prompt=text text_to_text=flag length=text calibrate=flag order=text
+  window=count stride=count words=flag data=path pooling=text
+"""
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "tokenizer": {
-        "kind": str, "vocab": Count, "style": str, "lowercase": bool, "strip_accents": bool, "min_frequency": Count,
-        "alphabet": Count, "sample_bytes": Count, "seed": Count, "path": PathText, "corpus": list[str],
-    },
-    "prepare": {
-        "valid": list[str], "holdout": Any, "by": str, "field": str, "errors": str, "clean": list[str], "near": Any,
-        "lang": str, "sentences": str,
-    },
-    "pretrain": {
-        "objective": str, "steps": Any, "tokens": Any, "epochs": Any, "seconds": Any, "init_from": PathText,
-        "teacher": PathText, "seed": Count,
-    },
-    "finetune": {
-        "task": str, "train": PathText, "dev": PathText, "test": PathText, "type": str, "text": str, "pair": str,
-        "label": str, "method": str, "epochs": Number, "steps": Count, "train_examples": Count | Literal["all"],
-        "teacher": PathText, "force": bool, "seed": Count,
-    },
-    "embeddings": {
-        "task": str, "train": PathText, "dev": PathText, "loss": Any, "pooling": Any, "normalise": Any, "length": Any,
-        "batch": Any, "epochs": Any, "steps": Any, "lr": Any, "warmup": Any, "weight_decay": Any, "clip": Any,
-        "seed": Count,
-    },
-    "vectors": {
-        "kind": str, "mode": str, "width": Count, "window": Count, "epochs": Count, "min_count": Count,
-        "max_words": Count, "seed": Count,
-    },
-    "evaluate": {
-        "split": str, "limit": Count, "seed": Count, "prompt": str, "text_to_text": bool, "length": str,
-        "calibrate": bool, "order": str, "window": Count, "stride": Count, "words": bool, "data": PathText,
-        "pooling": str,
-    },
-}  # fmt: skip
+    name: {option: TYPES[kind] for option, kind in (item.split("=") for item in rest.split())}
+    for name, rest in (line.split(":") for line in re.split(r"\n(?=\w)", _OPTIONS.strip()))
+}
 """Options of the functions that a study calls, by section, with their types; those of a config are checked with it."""
 CONFIG_SECTIONS: Mapping[str, tuple[str, ...]] = {
     "pretrain": ("model", "objective", "data", "train"),
     "finetune": ("base", "task", "method", "tune", "data", "train"),
 }
 """Sections of the configs of runs, whose paths are settings too."""
-TOP_LEVEL = ("corpus", "model", "base", "baseline")
+TOP_LEVEL: Mapping[str, Any] = {"corpus": list[str], "model": str, "base": PathText, "baseline": str}
 KIND_PATHS = ("pretrain.objective", "finetune.method")
 """Options that name a kind, whose fields are settings below them."""
 INDEPENDENT_PATHS = ("model", "finetune.task", "finetune.train")
@@ -76,24 +73,128 @@ INDEPENDENT_PATHS = ("model", "finetune.task", "finetune.train")
 _FLOAT = re.compile(r"[+-]?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def flatten_settings(tree: object, location: str) -> list[dict[str, str]]:
-    """Return the settings of a nested or dotted mapping as pairs of path and text; unknown paths are errors."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowSettings:
+    """Settings of a row for a measure, by path, with the seed of a cell."""
+
+    values: Mapping[str, Any]
+    seed: int
+
+    def get(self, path: str) -> str | None:
+        """Return a setting that is a name or a path."""
+        value: str | None = self.values.get(path)
+        return value
+
+    def get_corpora(self, path: str = "corpus") -> tuple[str, ...]:
+        """Return the corpora of a path, by default those of the row."""
+        return tuple(self.values.get(path, self.values.get("corpus", ())))
+
+    def has_section(self, section: str) -> bool:
+        """Return whether an option of a section is set."""
+        return any(path.startswith(f"{section}.") for path in self.values)
+
+    @property
+    def is_pretrained(self) -> bool:
+        """True if the study pre-trains the model of the row."""
+        return self.get("model") is not None and self.get("base") is None
+
+    def fill_seed(self, section: str = "") -> "RowSettings":
+        """Return the settings with the seed of a section, by default that of the cell, in place of `$seed`.
+
+        >>> RowSettings(values={"finetune.seed": 0, "finetune.task.split_seed": "$seed"}, seed=3).fill_seed("finetune")
+        RowSettings(values={'finetune.seed': 0, 'finetune.task.split_seed': 0}, seed=0)
+        """
+        seed = _fill(self.values.get(f"{section}.seed", self.seed), self.seed)
+        if not isinstance(seed, int):
+            raise UsageError(f"'{section}.seed' must be a number or {SEED}, got {format_value(seed, 40)}")
+        return RowSettings(values={path: _fill(value, seed) for path, value in self.values.items()}, seed=seed)
+
+    def read(self, section: str, default: O) -> O:
+        """Return the options of a public function with the settings of a section; those of a run have its seed."""
+        values = {
+            path.removeprefix(f"{section}."): value
+            for path, value in self.values.items()
+            if path.startswith(f"{section}.")
+        }
+        values["budget"] = values.pop("seconds", None)
+        if values.get("train_examples") == "all":
+            del values["train_examples"]
+        names = {field.name for field in fields(default)}  # type: ignore[arg-type]
+        options = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in values.items()
+            if name in names and value is not None
+        }
+        if section in CONFIG_SECTIONS:
+            config = {path: value for path, value in values.items() if "." in path}
+            options["overrides"] = {**config, "train.seed": self.seed}
+        return replace(default, **options)  # type: ignore[type-var]
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayers:
+    """Settings of the rows of a study at a scale, in layers."""
+
+    study: Study
+    scale: Scale
+    overrides: Settings
+
+    def merge(self, row_name: str, seed: int, measure: Measure | None = None) -> RowSettings:
+        """Return the settings of a row for a measure; later layers go before earlier ones."""
+        rows = {row.name: row for row in (*self.study.list_rows(), *self.study.bases)}
+        check_name("row:", row_name, rows)
+        layers: list[Settings] = [self.study.settings, self.scale.settings, rows[row_name].settings]
+        layers += [entry.settings for entry in self.scale.row_settings if entry.name == row_name]
+        if measure is not None:
+            layers.append(measure.settings)
+            layers += [entry.settings for entry in self.scale.measure_settings if entry.name == measure.name]
+        settings = RowSettings(values=merge_settings(*layers, self.overrides), seed=seed)
+        names = [name for name in ("model", "base") if settings.get(name)]
+        if names and settings.get("baseline") is None and settings.has_section("vectors"):
+            raise UsageError(f"both '{names[0]}' and 'vectors' are set; a row has one model, remove one of them")
+        return settings
+
+
+def _fill(value: Any, seed: int) -> Any:
+    """Return a value with a seed in place of `$seed`."""
+    if isinstance(value, Mapping):
+        return {name: _fill(item, seed) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_fill(item, seed) for item in value]
+    return parse_scalar(value.replace(SEED, str(seed))) if isinstance(value, str) and SEED in value else value
+
+
+def read_settings(tree: object, location: str) -> Settings:
+    """Return the settings of a nested or dotted mapping as paths and values; unknown paths are errors."""
     if not isinstance(tree, Mapping):
         raise UsageError(
             f"{location}: expected settings such as 'pretrain.objective: masked', got {format_value(tree)}"
         )
-    pairs: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for path, value in _iterate_leaves("", tree):
         check_path(path, location)
-        if path in pairs:
+        if path in values:
             raise UsageError(f"{location}: '{path}' is set twice; keep one")
-        pairs[path] = to_text(value)
         section, _, option = path.partition(".")
-        if option in OPTIONS.get(section, ()) and SEED not in pairs[path]:
-            annotation = OPTIONS[section][option]
-            option_value = parse_list(pairs[path]) if annotation == list[str] else parse_scalar(pairs[path])
-            check_record(annotation, option_value, UsageError, f"{location}: {path}", "")
-    return [{"path": path, "value": value} for path, value in pairs.items()]
+        annotation = OPTIONS.get(section, {}).get(option) if option else TOP_LEVEL[section]
+        values[path] = _read_value(value, annotation)
+        if annotation is not None and not (isinstance(value, str) and SEED in value):
+            check_record(annotation, values[path], UsageError, f"{location}: {path}", "")
+    return tuple(Setting(path=path, value=value) for path, value in values.items())
+
+
+def _read_value(value: Any, annotation: Any) -> Any:
+    """Return a value with its type: YAML reads `3e-4` as text, and `--set` gives text alone."""
+    if isinstance(value, str):
+        if annotation == list[str]:
+            return parse_json(value, UsageError, value[:40]) if value.startswith("[") else [value]
+        is_number = annotation not in (None, str, PathText) or ("e" in value.lower() and _FLOAT.fullmatch(value))
+        return parse_scalar(value) if is_number else value
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, Mapping):
+        return {name: _read_value(item, None) for name, item in value.items()}
+    return [_read_value(item, None) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _iterate_leaves(prefix: str, tree: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -125,76 +226,44 @@ def check_path(path: str, location: str) -> None:
         name for name in paths if name.endswith(f".{path}")
     ]
     hint = f"; did you mean '{synonyms[0]}'?" if synonyms else suggest(path, paths)
-    section_options = OPTIONS.get(section)
-    options = (
-        ", ".join([*section_options, *(f"{name}.…" for name in CONFIG_SECTIONS.get(section, ()))])
-        if section_options
-        else ""
-    )
-    names = f"{section} allows: {options}" if section_options else f"allowed: {', '.join([*TOP_LEVEL, *OPTIONS])}"
+    if section in OPTIONS:
+        options = [*OPTIONS[section], *(f"{name}.…" for name in CONFIG_SECTIONS.get(section, ()))]
+        names = f"{section} allows: {', '.join(options)}"
+    else:
+        names = f"allowed: {', '.join([*TOP_LEVEL, *OPTIONS])}"
     raise UsageError(f"{location}: unknown setting '{path[:80]}'{hint} ({names})")
 
 
-def to_text(value: object) -> str:
-    """Return a value as the text that `--set` takes; equal numbers have equal texts.
+def format_setting(value: object) -> str:
+    """Return a value as reports print it and as `--set` takes it; equal numbers have equal texts.
 
-    >>> to_text("3e-4"), to_text(0.0003), to_text(True), to_text([1, 2])
+    >>> format_setting("3e-4"), format_setting(0.0003), format_setting(True), format_setting([1, 2])
     ('0.0003', '0.0003', 'true', '[1, 2]')
     """
     if isinstance(value, bool) or value is None:
         return format_value(value)
     if isinstance(value, str):
-        return to_text(float(value)) if _FLOAT.fullmatch(value) and math.isfinite(float(value)) else value
+        return format_setting(float(value)) if _FLOAT.fullmatch(value) and math.isfinite(float(value)) else value
     if isinstance(value, int | float):
         return repr(int(value)) if float(value).is_integer() and abs(value) < 2**53 else repr(float(value))
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def merge_settings(*layers: Settings) -> dict[str, str]:
+def merge_settings(*layers: Settings) -> dict[str, Any]:
     """Return settings by path; later layers go before earlier ones, and a new kind before the fields of another.
 
     A layer that sets `pretrain.objective` drops the settings `pretrain.objective.…` of earlier layers.
     """
-    values_by_path: dict[str, str] = {}
+    values: dict[str, Any] = {}
     for layer in layers:
-        changed_paths = {setting.path for setting in layer if values_by_path.get(setting.path) != setting.value}
-        values_by_path = {
+        changed_paths = {setting.path for setting in layer if values.get(setting.path) != setting.value}
+        values = {
             path: value
-            for path, value in values_by_path.items()
+            for path, value in values.items()
             if not any(path.startswith(f"{parent}.") for parent in changed_paths if parent not in INDEPENDENT_PATHS)
         }
-        values_by_path |= {setting.path: setting.value for setting in layer}
-    return values_by_path
-
-
-def select_section(settings: Mapping[str, str], section: str) -> dict[str, str]:
-    """Return the settings of a section, without its name."""
-    return {
-        path.removeprefix(f"{section}."): value for path, value in settings.items() if path.startswith(f"{section}.")
-    }
-
-
-def fill_seed(settings: Mapping[str, str], seed: int) -> dict[str, str]:
-    """Return settings in which `$seed` is replaced by the seed."""
-    return {path: value.replace(SEED, str(seed)) for path, value in settings.items()}
-
-
-def read_seed(settings: Mapping[str, str], section: str, seed: int) -> int:
-    """Return the seed of a section of the settings, by default that of the cell.
-
-    >>> read_seed({}, "pretrain", 3), read_seed({"pretrain.seed": "0"}, "pretrain", 3)
-    (3, 0)
-    """
-    value = settings.get(f"{section}.seed", SEED).replace(SEED, str(seed))
-    if not re.fullmatch(r"\d{1,18}", value):
-        raise UsageError(f"'{section}.seed' must be a number or {SEED}, got '{value[:40]}'")
-    return int(value)
-
-
-def parse_list(value: str) -> list[str]:
-    """Return the items of a list in JSON, or a single text as a list of itself."""
-    items = parse_json(value, UsageError, value[:40]) if value.startswith("[") else [value]
-    return [str(item) for item in items]
+        values |= {setting.path: setting.value for setting in layer}
+    return values
 
 
 def parse_scalar(value: str) -> str | int | float | bool | None:
@@ -204,8 +273,3 @@ def parse_scalar(value: str) -> str | int | float | bool | None:
     if re.fullmatch(r"[+-]?[0-9]{1,40}", value):
         return int(value)
     return float(value) if _FLOAT.fullmatch(value) and math.isfinite(float(value)) else value
-
-
-def make_settings(pairs: Sequence[Mapping[str, str]]) -> Settings:
-    """Return settings from pairs of path and value."""
-    return tuple(Setting(path=pair["path"], value=pair["value"]) for pair in pairs)

@@ -1,11 +1,11 @@
 """Specs of a study: its rows, its measures, its budget, and the claims that are fixed before it runs.
 
-A study is data: a YAML file that `pretune.studies.read` turns into these specs. It names no code. A setting is the
-path and the text of a value, as `--set` takes them; `pretune.studies.settings` lists the paths.
+A study is data: a YAML file that `pretune.studies.read` turns into these specs. It names no code. A setting is a path
+and a value; `pretune.studies.settings` lists the paths, and turns the settings of a row into options of calls.
 """
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pretune.core.config import Constraint, Ge, Gt, Le, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError, suggest
@@ -22,10 +22,10 @@ MIN_SEEDS = 3
 
 @spec(has_kind=False)
 class Setting:
-    """Setting of a row: a path such as `pretrain.objective.rate`, and its value as text."""
+    """Setting of a row: a path such as `pretrain.objective.rate`, and its value."""
 
     path: str
-    value: str
+    value: Any
 
 
 Settings = tuple[Setting, ...]

@@ -93,7 +93,9 @@ def choose_spec_class(field_type: FieldType, data: Mapping[Any, Any], location: 
 
 
 def _read_value(annotation: Any, value: object, location: str, depth: int) -> Any:
-    """Convert one value by its annotation."""
+    """Convert one value by its annotation; of `Any`, its owner checks it."""
+    if annotation is Any:
+        return value
     field_type = parse_annotation(annotation)
     if is_spec(value):
         value = to_dict(value)

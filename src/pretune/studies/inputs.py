@@ -3,12 +3,21 @@
 import glob
 import hashlib
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pretune.core import config as specs
 from pretune.core.errors import PretuneError
 from pretune.core.hub import INSTALLED_MODELS, is_short_name
+from pretune.models import catalog
+from pretune.models.spec import Model
+from pretune.runs.finetune.config import TaskConfig
+from pretune.runs.finetune.defaults import read_base_spec
+from pretune.runs.options.tasks import FILE_TASKS, FinetuneOptions
 from pretune.runs.prepare import TASK_PREFIX
+from pretune.tasks import TASKS
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN_PREFIX
 from pretune.text.corpora.pairs import PREFIX as PAIR_PREFIX
@@ -24,6 +33,66 @@ RUN_FOLDERS = ("checkpoints", "trials")
 """Folders of a run that are not a part of its model."""
 MAX_WHOLE_BYTES, BLOCK_BYTES, SAMPLE_BLOCKS = 2**26, 2**16, 256
 """Size up to which all of a file is read for its digest, and the blocks that are read of a larger one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputFile:
+    """File, corpus or task that a step reads, with its size, and a digest of what the user may edit."""
+
+    name: str
+    size: int = 0
+    digest: str | None = None
+
+
+class StudyInputs:
+    """Inputs of a study; each is looked at once, and those that are missing are noted."""
+
+    def __init__(self, data: str | None) -> None:
+        self.data = data
+        self.missing: dict[str, None] = {}
+        self._files: dict[str, InputFile] = {}
+        self._problems: dict[str, str | None] = {}
+
+    def identify(self, name: str, noun: str) -> list[InputFile]:
+        """Return an input with its size and digest; of a model, whose card may change, only the digest."""
+        if noun == "task":
+            return [file for task in name.split(",") if task not in FILE_TASKS for file in self._identify_task(task)]
+        if name not in self._files:
+            _, size, self._problems[name] = inspect_input(name, self.data)
+            size = 0 if noun == "model" else size
+            self._files[name] = InputFile(name=name, size=size, digest=identify_input(name, self.data))
+        if (problem := self._problems[name]) is not None:
+            self.missing[f"{noun} {problem}"] = None
+        return [self._files[name]]
+
+    def _identify_task(self, name: str) -> list[InputFile]:
+        task = TASKS.get(name)
+        available = task.find_available(self.data)
+        if not available:
+            try:
+                task.find(next(iter(task.splits)), self.data)
+                self.missing[f"task '{name}': no data"] = None
+            except PretuneError as fault:
+                self.missing[str(fault)] = None
+        return [
+            InputFile(name=f"{name}/{split}", size=sum(path.stat().st_size for path in files.paths))
+            for split, files in available.items()
+        ]
+
+    def sum_sizes(self, names: Sequence[str]) -> int:
+        """Return the size of corpora in bytes; missing ones count nothing."""
+        return sum(self.identify(name, "corpus")[0].size for name in names)
+
+
+def build_task_config(options: FinetuneOptions, data: str | None) -> TaskConfig:
+    """Return the config of a task whose files are below the data directory."""
+    config = {**options.list_settings(), **(options.overrides or {}), "task.data": data}
+    for split in ("task.train", "task.dev", "task.test"):
+        if split in config:
+            config[split] = locate(config[split], data)[0]
+    changes = {path.removeprefix("task."): value for path, value in config.items() if path.startswith("task.")}
+    base = TaskConfig(name=changes.pop("name", None), train=changes.pop("train", None))
+    return specs.replace(base, changes, "finetune.task")
 
 
 def locate(name: str, data: str | None) -> tuple[str, str | None]:
@@ -112,3 +181,26 @@ def _list_files(pattern: str) -> list[Path]:
     paths = [Path(pattern)] if Path(pattern).exists() else [Path(path) for path in glob.glob(pattern, recursive=True)]
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
     return [file for file in files if file.is_file()]
+
+
+def find_spec(name: str, data: str | None) -> Model | None:
+    """Return the spec of an existing model; None if it is missing or has none, such as word vectors."""
+    if name.startswith(HUB_PREFIX):
+        return find_published_spec(name)
+    path, problem = locate(name, data)
+    try:
+        return None if problem is not None else read_base_spec(path)
+    except PretuneError:
+        return None
+
+
+def find_published_spec(name: str) -> Model | None:
+    """Return the spec of a released model by its name on the hub, without a download; None if it is not in the catalog.
+
+    >>> find_published_spec("hf:google-bert/bert-base-uncased").family
+    'bert'
+    """
+    parts = name.partition("@")[0].rpartition("/")[2].removeprefix(HUB_PREFIX).lower().split("-")
+    names = {"-".join(parts[:end]): None for end in range(len(parts), 1, -1)}
+    published_names = {*catalog.list_names()}
+    return next((catalog.resolve(candidate) for candidate in names if candidate in published_names), None)
