@@ -85,15 +85,7 @@ class Inputs:
             self.mine.flatten().to(DEVICE), self.theirs.flatten().to(DEVICE) if case.cross else None, case.rows
         )
         q, k, v, *bias = self.leaves
-        given = (
-            where.q_sequence,
-            where.k_sequence,
-            where.forward_spans,
-            where.backward_spans,
-            where.key_spans,
-            bias[0] if bias else None,
-            self.seed,
-        )
+        given = [*where[1:]], bias[0] if bias else None, self.seed
         out, _ = module._attend(q, k, v, *given, case.causal, case.window or 0, SCALE, case.dropout)
         return out, *torch.autograd.grad(out, self.leaves, self.weights)
 

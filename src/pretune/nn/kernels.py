@@ -330,14 +330,14 @@ def compute_query_gradients(
 
 @triton.jit
 def compute_bias_gradients(
-    SPAN, DS, DB, heads, RQ, RK, first_row, last_row, blocks,
-    BM: tl.constexpr, BN: tl.constexpr, SPLITS: tl.constexpr, CAUSAL: tl.constexpr,
-):  # fmt: skip
+    SPAN, DS, DB, RQ, RK, first_row, last_row, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr
+):
     """Sum the scores' gradients of one tile of a head over a group of rows, and add them to DB."""
     tile, h, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    heads, parts, blocks = tl.num_programs(1), tl.num_programs(2), tl.cdiv(RK, BN)
     m, n = tile // blocks * BM + tl.arange(0, BM), tile % blocks * BN + tl.arange(0, BN)
     total = tl.zeros([BN, BM], tl.float32)
-    for row in range(first_row + part, last_row, SPLITS):
+    for row in range(first_row + part, last_row, parts):
         span = (row * tl.cdiv(RQ, BM) + tile // blocks) * 2
         low, high = tl.load(SPAN + span), tl.load(SPAN + span + 1)
         if CAUSAL:

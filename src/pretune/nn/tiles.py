@@ -111,19 +111,26 @@ def attend_tiles(
 ) -> Tensor:
     """Attend from queries `[N, H, D]` to keys and values `[M, K, D]`; `bias` is `[H, RQ, RK]`."""
     seed = torch.randint(0, 2**31 - 1, (2,), device=q.device, dtype=torch.int32) if dropout else None
-    _, q_sequence, k_sequence, forward_spans, backward_spans, key_spans = layout
     bias = None if bias is None else bias.contiguous()
-    spans = (forward_spans, backward_spans, key_spans)
-    out: Tensor = _attend(q, k, v, q_sequence, k_sequence, *spans, bias, seed, causal, window or 0, scale, dropout)[0]
+    out: Tensor = _attend(q, k, v, [*layout[1:]], bias, seed, causal, window or 0, scale, dropout)[0]
     return out
 
 
 @torch.library.custom_op("pretune::tiles", mutates_args=())
 def _attend(
-    q: Tensor, k: Tensor, v: Tensor, q_sequence: Tensor, k_sequence: Tensor,
-    forward_spans: Tensor, backward_spans: Tensor, key_spans: Tensor,
-    bias: Tensor | None, seed: Tensor | None, causal: bool, window: int, scale: float, dropout: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: list[Tensor],
+    bias: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the output, and the logarithm of each softmax denominator; `layout` are the tensors of a `TileLayout`."""
+    q_sequence, k_sequence, forward_spans, _, _ = layout
     (rows, length), (_, heads, width) = q_sequence.shape, q.shape
     out = q.new_empty(q.shape)
     norm = q.new_empty((rows, heads, length), dtype=torch.float32)
@@ -139,20 +146,30 @@ def _attend(
 
 
 @_attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, q_sequence: Tensor, *_arguments: Any) -> tuple[Tensor, Tensor]:
-    return q.new_empty(q.shape), q.new_empty(
-        (q_sequence.shape[0], q.shape[1], q_sequence.shape[1]), dtype=torch.float32
-    )
+def _(q: Tensor, k: Tensor, v: Tensor, layout: list[Tensor], *_arguments: Any) -> tuple[Tensor, Tensor]:
+    rows, length = layout[0].shape
+    return q.new_empty(q.shape), q.new_empty((rows, q.shape[1], length), dtype=torch.float32)
 
 
 @torch.library.custom_op("pretune::tiles_backward", mutates_args=())
 def _compute_gradients(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, norm: Tensor,
-    q_sequence: Tensor, k_sequence: Tensor, backward_spans: Tensor, key_spans: Tensor,
-    bias: Tensor | None, seed: Tensor | None,
-    causal: bool, window: int, scale: float, dropout: float, bias_needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return the gradients of q, k and v in one tensor (k and v in a second one for a source), and of the bias."""
+    g: Tensor,
+    saved: list[Tensor],
+    layout: list[Tensor],
+    bias: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    window: int,
+    scale: float,
+    dropout: float,
+    bias_needs_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v in one tensor (k and v in a second one for a source), and of the bias.
+
+    `saved` are q, k, v and both outputs of the forward pass.
+    """
+    q, k, v, out, norm = saved
+    q_sequence, k_sequence, _, backward_spans, key_spans = layout
     (rows, RQ), RK, (_, heads, width) = q_sequence.shape, k_sequence.shape[1], q.shape
     is_shared, first, second = _allocate_gradients(q, k)
     key_gradients = first if is_shared else second
@@ -198,15 +215,16 @@ def _compute_gradients(
         if keep:
             q_blocks, k_blocks = triton.cdiv(RQ, sizes["BM"]), triton.cdiv(RK, sizes["BN"])
             kernels.compute_bias_gradients[(q_blocks * k_blocks, heads, SPLITS)](
-                backward_spans, inner, sums, heads, RQ, RK, begin, end, k_blocks,
-                BM=sizes["BM"], BN=sizes["BN"], SPLITS=SPLITS, CAUSAL=causal,
+                backward_spans, inner, sums, RQ, RK, begin, end, BM=sizes["BM"], BN=sizes["BN"], CAUSAL=causal
             )  # fmt: skip
     return first, second, sums.sum(0) if keep else sums
 
 
 @_compute_gradients.register_fake
-def _(g: Tensor, q: Tensor, k: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    bias, bias_needs_grad = arguments[7], arguments[-1]
+def _(
+    g: Tensor, saved: list[Tensor], layout: list[Tensor], bias: Tensor | None, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, bias_needs_grad = saved[0], saved[1], arguments[-1]
     shape = bias.shape if bias is not None and bias_needs_grad else (0,)
     return *_allocate_gradients(q, k)[1:], q.new_empty(shape, dtype=torch.float32)
 
@@ -221,15 +239,15 @@ def _allocate_gradients(q: Tensor, k: Tensor) -> tuple[bool, Tensor, Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, q_sequence, k_sequence, _, backward_spans, key_spans, bias, seed, *rest = inputs
-    ctx.save_for_backward(q, k, v, *output, q_sequence, k_sequence, backward_spans, key_spans, bias, seed)
-    ctx.rest = rest
+    q, k, v, layout, bias, seed, *ctx.rest = inputs
+    ctx.save_for_backward(q, k, v, *output, *layout, bias, seed)
 
 
 def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
-    tensors = ctx.saved_tensors
-    q, k, bias, bias_needs_grad = tensors[0], tensors[1], tensors[9], ctx.needs_input_grad[8]
-    first, second, slope = _compute_gradients(g.contiguous(), *tensors, *ctx.rest, bias_needs_grad)
+    *tensors, bias, seed = ctx.saved_tensors
+    saved, layout, bias_needs_grad = tensors[:5], tensors[5:], ctx.needs_input_grad[4]
+    first, second, slope = _compute_gradients(g.contiguous(), saved, layout, bias, seed, *ctx.rest, bias_needs_grad)
+    q, k = saved[:2]
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
     if second.shape[0]:
         dq, (dk, dv) = first, second.split(kv_heads * width, 1)
@@ -237,7 +255,7 @@ def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
         dq, dk, dv = first.split([heads * width, kv_heads * width, kv_heads * width], 1)
     gradients = (dq.view(q.shape), dk.view(k.shape), dv.view(k.shape))
     bias_gradient = slope.to(bias.dtype) if bias_needs_grad else None
-    return *gradients, None, None, None, None, None, bias_gradient, None, None, None, None, None
+    return *gradients, [None] * len(layout), bias_gradient, None, None, None, None, None
 
 
 _attend.register_autograd(_backward, setup_context=_setup_context)
