@@ -5,16 +5,12 @@ from functools import partial
 from pretune.models.families.shared import (
     BIAS_KEY,
     HEAD_WIDTH_KEY,
-    LLAMA_NAMES,
-    PRE_NORM_NAMES,
     RMS_NORM_KEY,
     Family,
     Size,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
-    build_rope_key,
-    define_llama_heads,
 )
 from pretune.models.hf.config import Key
 from pretune.models.spec import Model, Special
@@ -75,14 +71,11 @@ LAYOUT = build_llama_layout(
     template=build_spec,
     entries=(
         *build_llama_keys(),
-        build_rope_key(),
         HEAD_WIDTH_KEY,
         RMS_NORM_KEY,
         BIAS_KEY,
         Key("mlp_bias", ("decoder.blocks.*.feedforward.bias",), False),
     ),
-    names={**LLAMA_NAMES, **PRE_NORM_NAMES},
-    task_heads=define_llama_heads("Llama"),
 )
 
 _13B = {"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}

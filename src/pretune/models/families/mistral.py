@@ -4,15 +4,12 @@ from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     HEAD_WIDTH_KEY,
-    LLAMA_NAMES,
-    PRE_NORM_NAMES,
     RMS_NORM_KEY,
     Family,
     Size,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
-    build_rope_key,
     define_llama_heads,
 )
 from pretune.models.hf.config import Key, allow_null, check_size
@@ -59,13 +56,11 @@ mistral = Family(
         template=build_spec,
         entries=(
             *build_llama_keys(hidden=14336, kv_heads=8, context=131072),
-            build_rope_key(),
             HEAD_WIDTH_KEY,
             RMS_NORM_KEY,
             # NOTE: an explicit null means no window; a missing key means the default of the class.
             Key("sliding_window", ("decoder.blocks.*.attention.window",), 4096, check=allow_null(check_size)),
         ),
-        names={**LLAMA_NAMES, **PRE_NORM_NAMES},
         task_heads=define_llama_heads("Mistral", spans=None),
     ),
 )

@@ -7,14 +7,12 @@ from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     ADAM_LARGE,
     BIAS_KEY,
-    LLAMA_NAMES,
     QK_NORM_NAMES,
     Family,
     Size,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
-    build_rope_key,
 )
 from pretune.models.hf.config import Key, allow_null, check_positive
 from pretune.models.hf.weights import define_score_head
@@ -105,11 +103,10 @@ olmo = Family(
         template=build_spec,
         entries=(
             *build_llama_keys(vocab=50304),
-            build_rope_key(),
             BIAS_KEY,
             Key("clip_qkv", ("decoder.blocks.*.attention.clip",), None, check=allow_null(check_positive)),
         ),
-        names=LLAMA_NAMES,
+        norms={},
         task_heads=define_score_head("Olmo"),
     ),
 )
@@ -134,12 +131,10 @@ olmo2 = Family(
         template=lambda: replace(build_olmo2_spec(), special=build_spec().special),
         entries=(
             *build_llama_keys(vocab=50304),
-            build_rope_key(),
             BIAS_KEY,
             Key("rms_norm_eps", tuple(f"decoder.{path}" for path in _EPS), 1e-5),
         ),
-        names={
-            **LLAMA_NAMES,
+        norms={
             **QK_NORM_NAMES,
             "decoder.{i}.attention_norm.out.{p}": "model.layers.{i}.post_attention_layernorm.{p}",
             "decoder.{i}.feedforward_norm.out.{p}": "model.layers.{i}.post_feedforward_layernorm.{p}",

@@ -9,7 +9,6 @@ from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     BIAS_KEY,
     HEAD_WIDTH_KEY,
-    LLAMA_NAMES,
     PRE_NORM_NAMES,
     QK_NORM_NAMES,
     RMS_NORM_KEY,
@@ -19,8 +18,6 @@ from pretune.models.families.shared import (
     build_head_width_key,
     build_llama_keys,
     build_llama_layout,
-    build_rope_key,
-    define_llama_heads,
 )
 from pretune.models.hf.config import (
     CustomKey,
@@ -167,12 +164,9 @@ qwen2 = Family(
         entries=(
             _build_window_key(build_spec),
             *build_llama_keys(vocab=151936, hidden=22016, kv_heads=32, context=32768),
-            build_rope_key(),
             HEAD_WIDTH_KEY,
             RMS_NORM_KEY,
         ),
-        names={**LLAMA_NAMES, **PRE_NORM_NAMES},
-        task_heads=define_llama_heads("Qwen2"),
     ),
 )
 """Qwen2 and Qwen2.5: biases on queries, keys and values, grouped-query attention (Yang et al., 2024)."""
@@ -202,13 +196,11 @@ qwen3 = Family(
         entries=(
             _build_window_key(build_qwen3_spec),
             *build_llama_keys(vocab=151936, hidden=22016, kv_heads=32, context=32768),
-            build_rope_key(),
             build_head_width_key(128),
             BIAS_KEY,
             Key("rms_norm_eps", tuple(f"decoder.{path}" for path in _EPS), 1e-6),
         ),
-        names={**LLAMA_NAMES, **PRE_NORM_NAMES, **QK_NORM_NAMES},
-        task_heads=define_llama_heads("Qwen3"),
+        norms={**PRE_NORM_NAMES, **QK_NORM_NAMES},
     ),
 )
 """Qwen3: norms of queries and keys within each head, grouped-query attention (Yang et al., 2025)."""

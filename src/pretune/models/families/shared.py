@@ -354,6 +354,7 @@ def build_llama_keys(
         Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
         Key("initializer_range", ("init.std",), 0.02),
         Key("max_position_embeddings", ("context",), context),
+        build_rope_key(),
     )
 
 
@@ -387,7 +388,7 @@ def build_head_width_key(default: int | None = None) -> CustomKey:
 HEAD_WIDTH_KEY = build_head_width_key()
 BIAS_KEY = Key("attention_bias", ("decoder.blocks.*.attention.bias",), False)
 RMS_NORM_KEY = Key("rms_norm_eps", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-6)
-LLAMA_NAMES = {
+_LLAMA_NAMES = {
     **{f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}" for part in "qkv"},
     "decoder.{i}.attention.out.{p}": "model.layers.{i}.self_attn.o_proj.{p}",
     "decoder.{i}.feedforward.up.{p}": "model.layers.{i}.mlp.up_proj.{p}",
@@ -421,18 +422,21 @@ def build_llama_layout(
     *,
     template: Callable[[], Model],
     entries: tuple[Entry, ...],
-    names: Mapping[str, str],
-    task_heads: Mapping[str, HeadLayout],
+    norms: Mapping[str, str] = PRE_NORM_NAMES,
+    task_heads: Mapping[str, HeadLayout] | None = None,
 ) -> Layout:
-    """Return the layout of a Llama-like family; `name` starts the names of its classes in `transformers`."""
+    """Return the layout of a Llama-like family; `name` starts the names of its classes in `transformers`.
+
+    `norms` are the names of all norms but the last; `task_heads` are those of Llama unless given.
+    """
     return Layout(
         model_type=model_type,
         template=template,
         entries=entries,
         prefix="model.",
         classes=build_decoder_classes(name),
-        task_heads=task_heads,
+        task_heads=define_llama_heads(name) if task_heads is None else task_heads,
         head="lm_head.weight",
         skipped_tensors=(r".*rotary_emb\.inv_freq",),
-        rules=make_rules(names),
+        rules=make_rules({**_LLAMA_NAMES, **norms}),
     )
