@@ -18,7 +18,6 @@ from pretune.nn.batch_norm import SequenceNorm
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent
 from pretune.nn.block import Block
 from pretune.nn.characters import CharacterCNN, HighwayLayer
-from pretune.nn.convolution import ConvolutionLayer
 from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanBoundary, SpanHead, VocabularyHead
 from pretune.nn.layers import FeedForwardLayer, OffsetEmbedding
 from pretune.nn.lstm import LSTMLayer
@@ -26,7 +25,7 @@ from pretune.nn.mask_decoder import MaskDecoder
 from pretune.nn.positions import DistanceEmbedding, RelativePositions, Rotary
 from pretune.nn.recurrent_stack import AnyStack, Recurrent
 from pretune.nn.relative_attention import RelativeAttentionLayer
-from pretune.nn.stack import Stack
+from pretune.nn.stack import ConvolutionLayer, Stack
 from pretune.nn.two_stream import AnyBlock, TwoStream, TwoStreamStack
 
 

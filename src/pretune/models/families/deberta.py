@@ -30,12 +30,11 @@ from pretune.models.hf.weights import Layout, Rule, define_head, define_token_he
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.convolution import Convolution
 from pretune.nn.heads import Detector, Head, PoolingConfig, Transform
 from pretune.nn.layers import Embed, Factor, FeedForward, LayerNorm
 from pretune.nn.mask_decoder import MaskDecoder
 from pretune.nn.positions import DistanceEmbedding, DistanceTerms, LearnedEmbedding
-from pretune.nn.stack import Stack
+from pretune.nn.stack import Convolution, Stack
 
 NORM = LayerNorm(eps=1e-7)
 
