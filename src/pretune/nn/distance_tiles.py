@@ -76,7 +76,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, keys: Any, queries: Any, sequence: Tensor
 @torch.library.custom_op("pretune::distance_tiles_backward", mutates_args=())
 def _compute_gradients(
     g: Tensor,
-    saved: list[Tensor],
+    states: list[Tensor],
     keys: Tensor | None,
     queries: Tensor | None,
     sequence: Tensor,
@@ -87,9 +87,9 @@ def _compute_gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and of keys and queries of the distances.
 
-    `saved` are q, k, v and both outputs of the forward pass.
+    `states` are q, k, v and both outputs of the forward pass.
     """
-    q, k, v, out, norm = saved
+    q, k, v, out, norm = states
     (rows, length), (_, heads, width), blocks = sequence.shape, q.shape, spans.shape[1]
     dq, dk, dv = (q.new_empty(q.shape) for _ in range(3))
     sizes: dict[str, Any] = {"D": width, "DP": round_up(width), "BM": BLOCK}
@@ -136,8 +136,8 @@ def _fold_diagonals(parts: Tensor, length: int) -> Tensor:
 
 
 @_compute_gradients.register_fake
-def _(g: Tensor, saved: list[Tensor], keys: Any, queries: Any, *_: Any) -> tuple[Tensor, ...]:
-    q = saved[0]
+def _(g: Tensor, states: list[Tensor], keys: Any, queries: Any, *_: Any) -> tuple[Tensor, ...]:
+    q = states[0]
     tables = (q.new_empty((0,) if part is None else part.shape, dtype=torch.float32) for part in (keys, queries))
     return (*(q.new_empty(q.shape) for _ in range(3)), *tables)
 
@@ -148,8 +148,8 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
-    saved, rest = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-    *gradients, dpk, dpq = _compute_gradients(g.contiguous(), [*saved], *rest, *ctx.numbers)
+    states, rest = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
+    *gradients, dpk, dpq = _compute_gradients(g.contiguous(), [*states], *rest, *ctx.numbers)
     tables = rest[:2]
     slopes = (None if part is None else grad.to(part.dtype) for part, grad in zip(tables, (dpk, dpq), strict=True))
     return (*gradients, *slopes, None, None, None, None, None)

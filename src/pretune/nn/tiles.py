@@ -154,7 +154,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, layout: list[Tensor], *_arguments: Any) -
 @torch.library.custom_op("pretune::tiles_backward", mutates_args=())
 def _compute_gradients(
     g: Tensor,
-    saved: list[Tensor],
+    states: list[Tensor],
     layout: list[Tensor],
     bias: Tensor | None,
     seed: Tensor | None,
@@ -166,9 +166,9 @@ def _compute_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of q, k and v in one tensor (k and v in a second one for a source), and of the bias.
 
-    `saved` are q, k, v and both outputs of the forward pass.
+    `states` are q, k, v and both outputs of the forward pass.
     """
-    q, k, v, out, norm = saved
+    q, k, v, out, norm = states
     q_sequence, k_sequence, _, backward_spans, key_spans = layout
     (rows, RQ), RK, (_, heads, width) = q_sequence.shape, k_sequence.shape[1], q.shape
     is_shared, first, second = _allocate_gradients(q, k)
@@ -222,9 +222,9 @@ def _compute_gradients(
 
 @_compute_gradients.register_fake
 def _(
-    g: Tensor, saved: list[Tensor], layout: list[Tensor], bias: Tensor | None, *arguments: Any
+    g: Tensor, states: list[Tensor], layout: list[Tensor], bias: Tensor | None, *arguments: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, bias_needs_grad = saved[0], saved[1], arguments[-1]
+    q, k, bias_needs_grad = states[0], states[1], arguments[-1]
     shape = bias.shape if bias is not None and bias_needs_grad else (0,)
     return *_allocate_gradients(q, k)[1:], q.new_empty(shape, dtype=torch.float32)
 
@@ -245,9 +245,9 @@ def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
 
 def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
     *tensors, bias, seed = ctx.saved_tensors
-    saved, layout, bias_needs_grad = tensors[:5], tensors[5:], ctx.needs_input_grad[4]
-    first, second, slope = _compute_gradients(g.contiguous(), saved, layout, bias, seed, *ctx.rest, bias_needs_grad)
-    q, k = saved[:2]
+    states, layout, bias_needs_grad = tensors[:5], tensors[5:], ctx.needs_input_grad[4]
+    first, second, slope = _compute_gradients(g.contiguous(), states, layout, bias, seed, *ctx.rest, bias_needs_grad)
+    q, k = states[:2]
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
     if second.shape[0]:
         dq, (dk, dv) = first, second.split(kv_heads * width, 1)
