@@ -45,7 +45,7 @@ def _logits(
     if kind == "multi-label":
         assert labels is not None
         return 2 * labels.astype(np.float32) - 1
-    if kind in ("classification", "pair"):
+    if get_type(encoder.task).scoring.gold == "class":
         assert labels is not None
         return np.eye(len(encoder.labels), dtype=np.float32)[labels]
     if kind == "choice":

@@ -1,6 +1,7 @@
 """Tiny models of three shapes with tokenizers of their own, and a few examples of every kind of task."""
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,7 @@ TEXT = [
     "cola sentence: acceptable unacceptable positive negative choice1 choice2 question: context: answer",
     "Who sang it? Where was it sung? What did the old man look for? Is this a good film or a bad film?",
 ]
+TEXTS = [*TEXT, "A bad film.", "Good!", "The boat was gone again, and the river was not the old river."]
 _KIND = {"bert": "wordpiece", "gpt2": "bpe", "t5": "unigram", "bart": "bpe"}
 
 
@@ -57,62 +59,59 @@ def encoder_for(shape: str, task: Task, **options: Any) -> TaskEncoder:
     return TaskEncoder.from_task(task, model_for(shape, task), **options)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A type's task without files, and eight or so examples of it, as different as their lengths."""
+
+    examples: Callable[[], list[Example]]
+    metrics: tuple[str, ...]
+    labels: tuple[str, ...] = ()
+    scale: tuple[float, float] | None = None
+    template: Template | None = None
+
+
 def task_of(kind: str) -> Task:
-    """A task of a kind, without files."""
-    labels: dict[str, tuple[str, ...]] = {
-        "classification": ("negative", "positive"),
-        "pair": ("no", "maybe", "yes"),
-        "multi-label": ("film", "music", "place", "question"),
-        "tagging": ("O", "B-PER", "I-PER", "B-LOC"),
-        "srl": ("O", "B-A0", "I-A0", "B-A1", "I-A1"),
-        "dependency": ("root", "det", "dep"),
-    }
-    metrics: dict[str, tuple[str, ...]] = {
-        "classification": ("accuracy", "matthews"), "pair": ("accuracy_f1_macro",), "regression": ("pearson_spearman",),
-        "tagging": ("entity_f1", "tag_accuracy"), "span": ("squad2",), "choice": ("choice_accuracy",),
-        "generation": ("rouge",), "multi-label": ("multilabel_f1",), "dependency": ("attachment",),
-        "srl": ("argument_f1",),
-    }  # fmt: skip
-    template = {
-        "classification": Template(source="classify: {text}", targets=labels["classification"]),
-        "regression": Template(source="score: {text} {pair}", target="{score}"),
-        "span": Template(source="question: {text} context: {pair}", target="{answer}"),
-    }.get(kind)
-    return Task(
-        name=f"small-{kind}", kind=kind, metrics=metrics[kind], splits={}, labels=labels.get(kind, ()),
-        scale=(0.0, 5.0) if kind == "regression" else None, template=template,
-    )  # fmt: skip
+    """A task of a type."""
+    case = CASES[kind]
+    parts = {"metrics": case.metrics, "labels": case.labels, "scale": case.scale, "template": case.template}
+    return Task(name=f"small-{kind}", kind=kind, splits={}, **parts)
 
 
 def examples_of(kind: str) -> list[Example]:
-    """Eight or so examples of a kind, as different as their lengths."""
-    texts = [*TEXT, "A bad film.", "Good!", "The boat was gone again, and the river was not the old river."]
-    if kind == "classification":
-        return [Example(text=text, label=index % 2) for index, text in enumerate(texts)]
-    if kind == "pair":
-        return [Example(text=text, pair=texts[-index], label=index % 3) for index, text in enumerate(texts)]
-    if kind == "multi-label":
-        words = {"film": "film", "music": "sang", "place": "river", "question": "?"}
-        return [Example(text=text, tags=tuple(name for name in words if words[name] in text)) for text in texts]
-    if kind == "regression":
-        return [Example(text=text, pair=texts[-index], label=index * 0.6) for index, text in enumerate(texts)]
-    if kind == "tagging":
-        tags = {"Nina": "B-PER", "John": "B-PER", "Simone": "I-PER", "Smith": "I-PER", "Paris": "B-LOC"}
-        rows = [tuple(text.replace(",", " ,").split()) for text in texts]
-        return [Example(text=" ".join(row), words=row, tags=tuple(tags.get(word, "O") for word in row)) for row in rows]
-    if kind == "srl":
-        return [_make_predicate(tuple(text.replace(",", " ,").split()), index) for index, text in enumerate(texts)]
-    if kind == "dependency":
-        rows = [tuple(text.replace(",", " ,").split()) for text in texts]
-        return [_make_tree(row, index) for index, row in enumerate(rows)]
-    if kind == "span":
-        return [_make_question(text, index) for index, text in enumerate(texts)]
-    if kind == "choice":
-        options = ("was gone.", "Good!", "it was sung again in London by the old man")
-        return [
-            Example(text=text, choices=options[: 2 + index % 2], label=index % 2) for index, text in enumerate(texts)
-        ]
-    return [Example(text=text, target=" ".join(text.split()[:3])) for text in texts]
+    return CASES[kind].examples()
+
+
+def classes(count: int, *, has_pair: bool = False) -> list[Example]:
+    """Texts, or pairs of them, in as many classes."""
+    pairs = [TEXTS[-index] if has_pair else None for index in range(len(TEXTS))]
+    return [Example(text=text, pair=pairs[index], label=index % count) for index, text in enumerate(TEXTS)]
+
+
+def _multi_label() -> list[Example]:
+    words = {"film": "film", "music": "sang", "place": "river", "question": "?"}
+    return [Example(text=text, tags=tuple(name for name in words if words[name] in text)) for text in TEXTS]
+
+
+def _scores() -> list[Example]:
+    return [Example(text=text, pair=TEXTS[-index], label=index * 0.6) for index, text in enumerate(TEXTS)]
+
+
+def _tagged() -> list[Example]:
+    tags = {"Nina": "B-PER", "John": "B-PER", "Simone": "I-PER", "Smith": "I-PER", "Paris": "B-LOC"}
+    return [Example(text=" ".join(row), words=row, tags=tuple(tags.get(word, "O") for word in row)) for row in _words()]
+
+
+def _choices() -> list[Example]:
+    options = ("was gone.", "Good!", "it was sung again in London by the old man")
+    return [Example(text=text, choices=options[: 2 + index % 2], label=index % 2) for index, text in enumerate(TEXTS)]
+
+
+def _targets() -> list[Example]:
+    return [Example(text=text, target=" ".join(text.split()[:3])) for text in TEXTS]
+
+
+def _words() -> list[tuple[str, ...]]:
+    return [tuple(text.replace(",", " ,").split()) for text in TEXTS]
 
 
 def _make_predicate(words: tuple[str, ...], index: int) -> Example:
@@ -144,3 +143,44 @@ def _make_question(text: str, index: int) -> Example:
     answer = " ".join(words[len(words) // 2 : len(words) // 2 + 2])
     start = text.index(answer)
     return Example(text="Who sang it?", pair=text, spans=((start, start + len(answer)),), answers=(answer,))
+
+
+CASES: dict[str, Case] = {
+    "classification": Case(
+        labels=("negative", "positive"),
+        metrics=("accuracy", "matthews"),
+        examples=lambda: classes(2),
+        template=Template(source="classify: {text}", targets=("negative", "positive")),
+    ),
+    "pair": Case(
+        labels=("no", "maybe", "yes"), metrics=("accuracy_f1_macro",), examples=lambda: classes(3, has_pair=True)
+    ),
+    "multi-label": Case(
+        labels=("film", "music", "place", "question"), metrics=("multilabel_f1",), examples=_multi_label
+    ),
+    "regression": Case(
+        metrics=("pearson_spearman",),
+        examples=_scores,
+        scale=(0.0, 5.0),
+        template=Template(source="score: {text} {pair}", target="{score}"),
+    ),
+    "tagging": Case(labels=("O", "B-PER", "I-PER", "B-LOC"), metrics=("entity_f1", "tag_accuracy"), examples=_tagged),
+    "srl": Case(
+        labels=("O", "B-A0", "I-A0", "B-A1", "I-A1"),
+        metrics=("argument_f1",),
+        examples=lambda: [_make_predicate(words, index) for index, words in enumerate(_words())],
+    ),
+    "dependency": Case(
+        labels=("root", "det", "dep"),
+        metrics=("attachment",),
+        examples=lambda: [_make_tree(words, index) for index, words in enumerate(_words())],
+    ),
+    "span": Case(
+        metrics=("squad2",),
+        examples=lambda: [_make_question(text, index) for index, text in enumerate(TEXTS)],
+        template=Template(source="question: {text} context: {pair}", target="{answer}"),
+    ),
+    "choice": Case(metrics=("choice_accuracy",), examples=_choices),
+    "generation": Case(metrics=("rouge",), examples=_targets),
+}
+"""What the tests of all types need of each."""

@@ -11,7 +11,7 @@ from pretune.core.errors import UsageError, suggest
 from pretune.core.log import format_count
 from pretune.core.options import StrPath
 from pretune.runs.options.tasks import EmbeddingOptions, FinetuneOptions
-from pretune.tasks.types import TYPE_ALIASES, TYPE_OPTIONS
+from pretune.tasks.types import TYPE_ALIASES, list_type_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,9 +40,11 @@ def finetune(
     """
     if output.as_csv and dry_run:
         raise UsageError("--csv with --dry-run: settings are not a table; use --json")
-    if options.type is not None and options.type not in (*TYPE_OPTIONS, *TYPE_ALIASES):
-        hint = suggest(options.type, TYPE_OPTIONS)
-        raise UsageError(f"--type '{options.type[:40]}'{hint} is no type (allowed: {', '.join(TYPE_OPTIONS)})")
+    if options.type is not None and options.type not in TYPE_ALIASES and options.type not in list_type_options():
+        types = list_type_options()
+        raise UsageError(
+            f"--type '{options.type[:40]}'{suggest(options.type, types)} is no type (allowed: {', '.join(types)})"
+        )
     if options.type == EMBEDDING or is_embedding(options.task):
         _train_embeddings(options, dry_run, output)
         return

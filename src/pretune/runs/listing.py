@@ -9,20 +9,22 @@ from pretune.metrics import METRICS
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
 from pretune.tasks import TASKS
+from pretune.tasks.types import TASK_TYPES
 
-Kind = Literal["family", "objective", "method", "task", "metric"]
+Kind = Literal["family", "objective", "method", "task", "task type", "metric"]
 REGISTRIES: dict[Kind, Registry[Any]] = {
     "family": FAMILIES,
     "objective": OBJECTIVES,
     "method": METHODS,
     "task": TASKS,
+    "task type": TASK_TYPES,
     "metric": METRICS,
 }
 """Registries that take entries of the user."""
 
 
 def register(kind: Kind, name: str, target: Any) -> None:
-    """Add a family, objective, method, task or metric to this process.
+    """Add a family, objective, method, task, task type or metric to this process.
 
     `target` is the entry itself or "module:attribute", which is imported on first use. An installed package adds its
     entries to every process by entry points (docs/extending.md). A name that is built in raises a UsageError.

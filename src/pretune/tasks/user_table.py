@@ -28,7 +28,7 @@ from pretune.tasks.table_reader import (
     pick_text_columns,
 )
 from pretune.tasks.task import Task
-from pretune.tasks.types import TASK_TYPES, TYPE_ALIASES, TYPE_OPTIONS, get_type
+from pretune.tasks.types import TASK_TYPES, TYPE_ALIASES, get_type, list_type_options
 
 WORD_ANSWERS = ("tags", "tree")
 """Answers of each word of a sentence, which CoNLL files have."""
@@ -48,12 +48,12 @@ def build_user_task(
     """Build a task from files by split, with at least one for train; every row is checked.
 
     With `labels`, those of a model to be evaluated (empty for scores), no training file is needed. `type` is one of
-    `TYPE_OPTIONS`, except embedding; classification of two texts is a task of type pair. `has_pair`
+    `list_type_options`, except embedding; classification of two texts is a task of type pair. `has_pair`
     sets whether two texts are read; None: two if no text column is named and the columns are one of `PAIR_COLUMNS`.
     Rows with a blank cell are skipped, or with `strict` a DataError.
     """
     kind = TYPE_ALIASES.get(type or "", type)
-    options = [option for option in TYPE_OPTIONS if option != "embedding"]
+    options = [option for option in list_type_options() if option != "embedding"]
     if kind is not None and kind not in options:
         raise UsageError(f"unknown type '{kind[:40]}'{suggest(kind, options)} (allowed: {', '.join(options)})")
     if "train" not in files and labels is None:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pretune.tasks.task import Task
     from pretune.tasks.types.base import TaskType
 
+TYPE_ALIASES = {"text": "generation"}
+"""Other words for types that `--type` accepts."""
 TASK_TYPES: "Registry[TaskType]" = Registry(
     "task type",
     {
@@ -32,13 +34,18 @@ TASK_TYPES: "Registry[TaskType]" = Registry(
         "pairs": "pretune.tasks.types.base:MINIMAL_PAIRS",
         "cloze": "pretune.tasks.types.base:CLOZE",
     },
+    group="pretune.task_types",
+    list_reserved=lambda: TYPE_ALIASES,
 )
 EVALUATION_ONLY = ("retrieval", "pairs", "cloze")
 """Types that no model is fine-tuned for."""
-TYPE_OPTIONS = tuple(kind for kind in TASK_TYPES if kind not in EVALUATION_ONLY)
-"""Types that `--type` accepts."""
-TYPE_ALIASES = {"text": "generation"}
-"""Other words for types that `--type` accepts."""
+TYPE_OPTIONS = tuple(kind for kind in TASK_TYPES.table if kind not in EVALUATION_ONLY)
+"""Types that `--type` accepts; also those that packages add (`list_type_options`)."""
+
+
+def list_type_options() -> list[str]:
+    """Return the types that `--type` accepts, those of packages and of `pt.register` too."""
+    return [kind for kind in TASK_TYPES if kind not in EVALUATION_ONLY]
 
 
 def get_type(task: "Task") -> "TaskType":
