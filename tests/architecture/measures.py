@@ -16,12 +16,12 @@ from tests.architecture.executed_files import list_files
 
 CEILINGS = {
     "code lines": 65_000,
-    "files": 463,
+    "files": 461,
     "import circles": 0,
-    "functions of 60 and more lines": 10,
+    "functions of 60 and more lines": 6,
     "functions with 12 and more arguments": 23,
-    "dict[str, Any] and Mapping[str, Any]": 565,
-    "# fmt: skip": 65,
+    "dict[str, Any] and Mapping[str, Any]": 562,
+    "# fmt: skip": 63,
     "**x: Any": 36,
     "**x: Any in runs": 0,
     "files to the first step of pretrain": 83,

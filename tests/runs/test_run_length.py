@@ -9,9 +9,8 @@ import torch
 
 import pretune as pt
 from pretune.runs.data_phases import DataPhases
-from pretune.runs.estimate import estimate_pretrain
+from pretune.runs.estimate import estimate_pretrain, open_training_data
 from pretune.runs.pretrain_run import PretrainedRun
-from pretune.runs.run_length import open_training_data
 from pretune.runs.samples import SampleHook
 from pretune.studies.estimates import Estimator
 from pretune.training.distributed import Ranks

@@ -1,14 +1,20 @@
 """Command line: one file per verb.
 
-To add a verb, write `cli/VERB.py` with one function whose docstring is the help (a summary line, then an example) and
-whose parameters are annotated for typer, and add one line to `VERBS`, in the order of the help:
+To add a verb, write `cli/VERB.py` with one function whose docstring is the help (a summary line, then an example), and
+add one line to `VERBS`, in the order of the help. Parameters that are options values stand for all of their fields,
+others are annotated for typer:
 
-    def show(name: Annotated[str, typer.Argument(metavar="FAMILY[-SIZE]", help="Model to show.")]) -> None:
-        '''Show a model's size and cost without building it.
+    @option_set
+    class CountOptions(Options):
+        text: str = option("TEXT", "Text to count.", is_required=True)
+        words: bool = option("--words", "Count words, not characters.", default=False)
 
-        Example: pretune show bert-base
+    def count(options: CountOptions, output: OutputFormat) -> None:
+        '''Count the characters of a text.
+
+        Example: pretune count "a lovely film" --words
         '''
-        from pretune.models.catalog import resolve   # heavy imports go inside the function
+        from pretune.text.words import split_words   # heavy imports go inside the function
 
 The function prints its result to stdout, logs everything else through `pretune.core.log`, and raises a `PretuneError`
 on failure. Nothing here or at the top of a verb's file may import torch or numpy.

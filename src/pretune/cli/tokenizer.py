@@ -3,13 +3,16 @@
 import sys
 import time
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from pretune.cli._options import OutputFormat
 from pretune.cli._output import check_new_folder, find_free_path, hint, show_progress
 from pretune.core import log
 from pretune.runs.options.text import TokenizerOptions
 from pretune.text.styles import get_tokenizer_kind
+
+if TYPE_CHECKING:
+    from pretune.text.tokenizer import Tokenizer
 
 
 def tokenizer(options: TokenizerOptions, output: OutputFormat) -> None:
@@ -23,38 +26,8 @@ def tokenizer(options: TokenizerOptions, output: OutputFormat) -> None:
     kind, out, limit = options.kind, Path(options.out), options.sample_bytes
     style = options.style or get_tokenizer_kind(kind).style
     check_new_folder(out, empty=True)
-    from pretune.text.tokenizer.training import train_tokenizer
-
     start = time.monotonic()
-    read = 0
-    with show_progress("reading") as report:
-
-        def report_bytes(share: float, size: int) -> None:
-            nonlocal read
-            read = size
-            if share < 1:
-                report(share, f"{size / 1e6:,.0f} MB, {size / 1e6 / max(time.monotonic() - start, 1e-9):.1f} MB/s")
-                return
-            words = f"{size / 1e6:,.1f} MB, training {options.vocab:,} tokens"
-            report(share, words)
-            if not sys.stderr.isatty():
-                log.info(f"read {words}")
-
-        trained_tokenizer = train_tokenizer(
-            kind,
-            options.inputs,
-            vocab=options.vocab,
-            style=options.style,
-            lowercase=options.lowercase,
-            strip_accents=options.strip_accents,
-            alphabet=options.alphabet,
-            min_frequency=options.min_frequency,
-            sample_bytes=limit,
-            seed=options.seed,
-            by=options.by,
-            field=options.field,
-            progress=report_bytes,
-        )
+    trained_tokenizer, read = _train(options)
     trained_tokenizer.save(out)
     if (size := trained_tokenizer.vocab) < options.vocab:
         log.warn(f"{size:,} tokens, not {options.vocab:,}: small corpus; add text, or use --min-frequency 1")
@@ -90,6 +63,42 @@ def tokenizer(options: TokenizerOptions, output: OutputFormat) -> None:
         "--out",
         find_free_path("data"),
     )
+
+
+def _train(options: TokenizerOptions) -> "tuple[Tokenizer, int]":
+    """Return the trained tokenizer and the bytes read, with progress on the terminal."""
+    from pretune.text.tokenizer.training import train_tokenizer
+
+    start, read = time.monotonic(), 0
+    with show_progress("reading") as report:
+
+        def report_bytes(share: float, size: int) -> None:
+            nonlocal read
+            read = size
+            if share < 1:
+                report(share, f"{size / 1e6:,.0f} MB, {size / 1e6 / max(time.monotonic() - start, 1e-9):.1f} MB/s")
+                return
+            words = f"{size / 1e6:,.1f} MB, training {options.vocab:,} tokens"
+            report(share, words)
+            if not sys.stderr.isatty():
+                log.info(f"read {words}")
+
+        tokenizer = train_tokenizer(
+            options.kind,
+            options.inputs,
+            vocab=options.vocab,
+            style=options.style,
+            lowercase=options.lowercase,
+            strip_accents=options.strip_accents,
+            alphabet=options.alphabet,
+            min_frequency=options.min_frequency,
+            sample_bytes=options.sample_bytes,
+            seed=options.seed,
+            by=options.by,
+            field=options.field,
+            progress=report_bytes,
+        )
+    return tokenizer, read
 
 
 def _format_bytes(size: int) -> str:

@@ -34,8 +34,8 @@ from pretune.objectives.distill import Distill, Distillation
 from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
+from pretune.runs.estimate import open_training_data
 from pretune.runs.model_card import build_pretraining_card
-from pretune.runs.run_length import open_training_data
 from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, check_prompts, estimate_sample_cost
 from pretune.training.checkpoints import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock

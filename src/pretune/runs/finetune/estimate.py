@@ -1,17 +1,24 @@
 """Cost estimate of a fine-tuning run, from its settings and encoded examples."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from pretune.adaptation.adapted import FlopsCounter
+from pretune.adaptation.distillation import TaskTeacher
 from pretune.adaptation.quantized import count_parameters
 from pretune.core import config
 from pretune.models.devices import DEVICES
 from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
-from pretune.runs.finetune.adapted_model import TaskEncoders, build_adapted_model, load_task_teacher, sum_counts
+from pretune.runs.finetune.adapted_model import (
+    AdaptedModel,
+    TaskEncoders,
+    build_adapted_model,
+    load_task_teacher,
+    sum_counts,
+)
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
 from pretune.runs.finetune.features import FeatureFlops, can_cache, fits
@@ -59,18 +66,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     feature_flops = None
     if can_cache(adapted_model, tuning, task_data) and fits(adapted_model.model, items[0], len(train) / len(subset)):
         feature_flops = FeatureFlops(adapted_model.model, items[0], counts_body=True)
-    full_flops = build_flops_counter(adapted_model.model.model.spec)
-    step_flops = sum(
-        full_flops(stats)
-        if adapted_model.unfreezing
-        else feature_flops.count_head(stats)
-        if feature_flops is not None
-        else FlopsCounter(adapted_model.model)(stats)
-        for stats in batch_stats
-    ) / len(batch_stats)
-    if teacher is not None:  # in every step, as without a cache
-        count_teacher = build_flops_counter(teacher.model.model.spec)
-        step_flops += sum(map(count_teacher, batch_stats)) / len(batch_stats) / 3
+    step_flops = _count_step_flops(adapted_model, batch_stats, feature_flops, teacher)
     read = sum(stats.total_tokens for stats in batch_stats) / len(batch_stats)
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
     language_model = _estimate_language_model(tuning, task_data)
@@ -85,15 +81,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     return {
         "notes": [*task_data.parts.notes, *reader.find_notes(train)],
         "rate": explain_rate(tuning) if len(plan.rates) == 1 else None,
-        "task": task_data.task.name,
-        "type": None if task_data.members else task_data.task.kind,
-        "kind": "together" if task_data.members else task_data.task.kind,
-        "metrics": list(task_data.task.metrics),
-        "headline": task_data.headline_split,
-        "examples": {"train": len(train), "dev": len(task_data.parts.dev), "test": len(task_data.parts.test)},
-        "pool": dict(task_data.parts.split_sizes),
-        "used": len(train),
-        "balance": _count_labels(task_data, train),
+        **_describe_task(task_data, train),
         "counts": config.to_dict(counts),
         "counted": len(subset),
         "cut": counts.truncated_share,
@@ -112,6 +100,38 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
             for name, entry in {THIS_MACHINE: detect_device(device), **DEVICES}.items()
         },
     }
+
+
+def _describe_task(task_data: TaskData, train: list[Example]) -> dict[str, Any]:
+    return {
+        "task": task_data.task.name,
+        "type": None if task_data.members else task_data.task.kind,
+        "kind": "together" if task_data.members else task_data.task.kind,
+        "metrics": list(task_data.task.metrics),
+        "headline": task_data.headline_split,
+        "examples": {"train": len(train), "dev": len(task_data.parts.dev), "test": len(task_data.parts.test)},
+        "pool": dict(task_data.parts.split_sizes),
+        "used": len(train),
+        "balance": _count_labels(task_data, train),
+    }
+
+
+def _count_step_flops(
+    adapted_model: AdaptedModel,
+    batch_stats: list[BatchStats],
+    feature_flops: FeatureFlops | None,
+    teacher: TaskTeacher | None,
+) -> float:
+    """Return the mean FLOPs of a step; of cached features, those of the head alone."""
+    if adapted_model.unfreezing:
+        count: Callable[[BatchStats], float] = build_flops_counter(adapted_model.model.model.spec)
+    else:
+        count = FlopsCounter(adapted_model.model) if feature_flops is None else feature_flops.count_head
+    flops = sum(map(count, batch_stats)) / len(batch_stats)
+    if teacher is not None:  # in every step, as without a cache
+        count_teacher = build_flops_counter(teacher.model.model.spec)
+        flops += sum(map(count_teacher, batch_stats)) / len(batch_stats) / 3
+    return flops
 
 
 def _estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dict[str, float] | None:
