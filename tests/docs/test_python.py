@@ -38,7 +38,10 @@ SHORTER: Mapping[str, Mapping[str, str]] = {
         '"task.max_eval_examples": 20}, out'
     },
     "evaluation": {'"blimp,boolq"': '"mr,boolq"', "limit=500": "limit=8"},
-    "tasks": {"predict(model, encoder, parts.dev)": "predict(model, encoder, dev)", "score(task, parts.dev,": "score(task, dev,"},
+    "tasks": {
+        "predict(model, encoder, parts.dev)": "predict(model, encoder, dev)",
+        "score(task, parts.dev,": "score(task, dev,",
+    },
     "embeddings": {'out="runs/vectors"': 'out="runs/vectors", steps=2', "batch=128, epochs=2": "batch=4, epochs=1"},
     "pretrain": {'budget="10m"': "steps=2", '"train.lr": 1e-3': '"train.lr": 1e-3, "model.width": 32'},
 }
