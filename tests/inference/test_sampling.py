@@ -84,8 +84,8 @@ def test_presence_and_frequency_count_new_tokens_only() -> None:
     counts = sampling.count_new_tokens(LOGITS.expand(2, -1), history, known, torch.tensor([[3], [1]]))
     assert counts.tolist() == [[0, 1, 0, 0, 2, 0], [0, 1, 0, 0, 0, 0]]
     config = GenerationConfig(presence_penalty=0.5, frequency_penalty=1.0, logit_bias=((2, 3.0),))
-    bias = sampling.LogitBias.from_config(config, torch.device("cpu"))
-    result = sampling.adjust_logits(LOGITS, history[:1], known[:1], torch.tensor(3), config, GenerationTokens(), bias)
+    process = sampling.LogitsProcessor(config, GenerationTokens(), torch.device("cpu"))
+    result = process(LOGITS, history[:1], known[:1], torch.tensor(3))
     assert result[0].tolist() == [2.0, -0.5, 3.5, 0.0, -3.5, -3.0]
     for options in ({"presence_penalty": float("nan")}, {"logit_bias": {-1: 1.0}}, {"logit_bias": {1: float("inf")}}):
         with pytest.raises(UsageError):

@@ -9,7 +9,7 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from pretune.core.errors import UsageError
 from pretune.inference.decoding_state import DecodingState, GeneratedTokens
-from pretune.inference.engine import BeamSearchState, DecodingEngine, SearchState, get_engine
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, Sampling
+from pretune.inference.engine import DecodingEngine, EngineShape, get_engine
+from pretune.inference.generation_config import GenerationConfig, GenerationTokens
 from pretune.inference.prefill_graph import run_prefill
-from pretune.inference.prompts import count_prompt_slots, get_length_limits, repeat_indices
+from pretune.inference.prompts import get_length_limits
 from pretune.inference.text_model import (
     column_major_weights,
     eval_mode,
@@ -66,6 +66,10 @@ class DecodingCallbacks:
         if self.on_progress is not None:
             self.on_progress(fraction)
 
+    def scale_progress(self, number: int, groups: int) -> "DecodingCallbacks":
+        """Return the callbacks of one of several groups: its fraction becomes that of all."""
+        return replace(self, on_progress=lambda fraction: self.report_progress((number + fraction) / groups))
+
 
 def generate_tokens(
     model: nn.Module,
@@ -93,24 +97,17 @@ def generate_tokens(
     generation_tokens = generation_tokens or GenerationTokens.from_model(language_model)
     if prefix and language_model.spec.is_encoder_decoder:
         raise UsageError("prefix=True needs a decoder, got an encoder-decoder")
-    inputs = _prepare_inputs(language_model, prompts, generation_tokens, decoder_prompts)
-    _check_lengths(language_model, inputs, decoding)
-    order = np.argsort(
-        [-len(decoder_input.source or decoder_input.prompt) for decoder_input in inputs], kind="stable"
-    ).tolist()
-    interval = callbacks.interval or (1 if language_model.tokens.weight.device.type == "cpu" else CHECK_INTERVAL)
-    results: list[list[GeneratedTokens]] = [[] for _ in prompts]
+    job = _prepare_job(
+        GenerationJob(language_model, decoding, generation_tokens, prefix, torch_compile), prompts, decoder_prompts
+    )
+    order = np.argsort([-len(tokens) for tokens in job.sources or job.prompts], kind="stable").tolist()
     groups = [*_split_groups(order, max(batch // decoding.rows_per_prompt, 1))]
     rows = len(groups[0]) * decoding.rows_per_prompt if groups else 0
     weights = _list_product_weights(language_model, rows, len(groups) * rows * decoding.max_new_tokens)
+    results: list[list[GeneratedTokens]] = [[] for _ in prompts]
     with eval_mode(language_model), column_major_weights(weights), _reduce_overhead(language_model):
         for number, group in enumerate(groups):
-            job = PromptGroup(language_model, group, [inputs[i] for i in group], decoding, generation_tokens, prefix)
-            group_results = _generate_group(
-                job,
-                DecodingCallbacks(callbacks.on_tokens, _scale_progress(callbacks, number, len(groups)), interval),
-                torch_compile,
-            )
+            group_results = _generate_group(job, group, callbacks.scale_progress(number, len(groups)))
             for request, group_result in zip(group, group_results, strict=True):
                 results[request] = group_result
             callbacks.report_progress((number + 1) / len(groups))
@@ -150,43 +147,36 @@ def check_can_generate(model: LanguageModel) -> None:
         raise UsageError("cannot generate: the model has no vocabulary head; load one with its head")
 
 
-class DecoderInput(NamedTuple):
-    """Tokens of the decoder and, if there is one, of the encoder."""
-
-    prompt: list[int]
-    source: list[int] | None
-
-
-class PromptGroup(NamedTuple):
-    """Prompts decoded together, with their numbers."""
+@dataclass(frozen=True, slots=True)
+class GenerationJob:
+    """Prompts of the decoder, sources of the encoder if there is one, and how to continue them."""
 
     model: LanguageModel
-    requests: Sequence[int]
-    inputs: Sequence[DecoderInput]
     decoding: GenerationConfig
     generation_tokens: GenerationTokens
     prefix: bool
+    torch_compile: bool
+    prompts: Sequence[list[int]] = ()
+    sources: Sequence[list[int]] | None = None
 
 
-def _prepare_inputs(
-    model: LanguageModel,
-    prompts: Sequence[Tokens],
-    generation_tokens: GenerationTokens,
-    decoder_prompts: Sequence[Tokens] | None,
-) -> list[DecoderInput]:
+def _prepare_job(
+    job: GenerationJob, prompts: Sequence[Tokens], decoder_prompts: Sequence[Tokens] | None
+) -> GenerationJob:
+    """Add the checked tokens of the prompts."""
+    model, start = job.model, job.generation_tokens.start
+    inputs = [_check_tokens(prompt, number, model) for number, prompt in enumerate(prompts)]
     if not model.spec.is_encoder_decoder:
         if decoder_prompts is not None:
             raise UsageError("decoder_prompts needs an encoder-decoder; extend the prompts of a decoder instead")
-        return [DecoderInput(_check_tokens(prompt, number, model), None) for number, prompt in enumerate(prompts)]
-    assert generation_tokens.start is not None
-    prefixes = decoder_prompts or [()] * len(prompts)
-    return [
-        DecoderInput(
-            [generation_tokens.start, *_check_tokens(decoder_prompt, number, model)],
-            _check_tokens(prompt, number, model),
-        )
-        for number, (prompt, decoder_prompt) in enumerate(zip(prompts, prefixes, strict=True))
-    ]
+        job = replace(job, prompts=inputs)
+    else:
+        assert start is not None
+        prefixes = zip(decoder_prompts or [()] * len(prompts), inputs, strict=True)
+        targets = [[start, *_check_tokens(prefix, number, model)] for number, (prefix, _) in enumerate(prefixes)]
+        job = replace(job, prompts=targets, sources=inputs)
+    _check_lengths(job)
+    return job
 
 
 def _check_tokens(tokens: Tokens, number: int, model: LanguageModel) -> list[int]:
@@ -201,52 +191,25 @@ def _check_tokens(tokens: Tokens, number: int, model: LanguageModel) -> list[int
     return token_list
 
 
-def _scale_progress(callbacks: DecodingCallbacks, number: int, groups: int) -> Callable[[float], None]:
-    """Return a callback that converts the fraction of one group to that of all groups."""
-    return lambda fraction: callbacks.report_progress((number + fraction) / groups)
-
-
-def _generate_group(job: PromptGroup, callbacks: DecodingCallbacks, torch_compile: bool) -> list[list[GeneratedTokens]]:
-    """Generate for one group of prompts."""
-    model, group, inputs, decoding, generation_tokens, prefix = job
-    is_encoder_decoder, device = model.spec.is_encoder_decoder, model.tokens.weight.device
-    prompts = [decoder_input.prompt for decoder_input in inputs]
-    cache, logits = run_prefill(
-        model,
-        prompts,
-        [decoder_input.source or () for decoder_input in inputs] if is_encoder_decoder else None,
-        prefix=prefix,
-        torch_compile=torch_compile and device.type == "cuda",
-    )
+def _generate_group(
+    job: GenerationJob, group: Sequence[int], callbacks: DecodingCallbacks
+) -> list[list[GeneratedTokens]]:
+    """Generate for the prompts of these numbers together."""
+    model, decoding, device = job.model, job.decoding, job.model.tokens.weight.device
+    prompts = [job.prompts[i] for i in group]
+    sources = None if job.sources is None else [job.sources[i] for i in group]
+    is_cuda, rows = device.type == "cuda", decoding.rows_per_prompt
+    cache, logits = run_prefill(model, prompts, sources, prefix=job.prefix, torch_compile=job.torch_compile and is_cuda)
     capacity = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is never an input
     source_capacity = cache.cross[0].keys.shape[2] if cache.cross else 0
-    if device.type == "cuda":
+    if is_cuda:
         capacity = _round_up(capacity, get_length_limits(model)[1])
         source_capacity = _round_up(source_capacity, model.spec.max_length)
-
-    def build_state() -> SearchState:
-        kind = BeamSearchState if isinstance(decoding.search, BeamSearch) else DecodingState
-        return kind(
-            len(inputs) * (1 if kind is BeamSearchState else decoding.returns),
-            capacity + 1,
-            decoding,
-            generation_tokens,
-            device,
-        )
-
-    key = (len(inputs), _drop_seed(decoding), generation_tokens)
-    slots = 0 if is_encoder_decoder else count_prompt_slots(model)
-    engine = get_engine(
-        model,
-        build_state,
-        key,
-        capacity + slots,
-        source=source_capacity,
-        torch_compile=torch_compile,
-        will_step=decoding.max_new_tokens > 1,
+    shape = EngineShape(
+        len(group), capacity, source_capacity, decoding.without_seed(), job.generation_tokens, job.torch_compile
     )
-    rows = decoding.rows_per_prompt
-    index = None if rows == 1 else repeat_indices(len(inputs), rows, device)
+    engine = get_engine(model, shape)
+    index = None if rows == 1 else torch.arange(len(group), device=device).repeat_interleave(rows)
     engine.load(cache, index)
     engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))
     engine.search.choose(logits if index is None else logits.index_select(0, index))
@@ -258,6 +221,7 @@ def _run_steps(
 ) -> list[list[GeneratedTokens]]:
     """Run decoding steps, calling back at intervals."""
     search, count = engine.search, 1
+    default_interval = 1 if search.tokens.device.type == "cpu" else CHECK_INTERVAL
     stopped_rows: dict[int, list[int]] = {}
     while True:
         if not bool(search.is_finite):
@@ -267,7 +231,7 @@ def _run_steps(
         callbacks.report_progress(count / decoding.max_new_tokens)
         if count >= decoding.max_new_tokens or search.is_finished():
             break
-        for _ in range(min(callbacks.interval or 1, decoding.max_new_tokens - count)):
+        for _ in range(min(callbacks.interval or default_interval, decoding.max_new_tokens - count)):
             engine.advance()
             count += 1
     results = search.collect_results()
@@ -290,20 +254,18 @@ def _notify_rows(
         search.halt(newly_stopped)
 
 
-def _check_lengths(model: LanguageModel, inputs: Sequence[DecoderInput], decoding: GenerationConfig) -> None:
+def _check_lengths(job: GenerationJob) -> None:
     """Raise a UsageError for empty prompts, and for prompts longer than the model's positions."""
-    (source_limit, decoder_limit), new = get_length_limits(model), decoding.max_new_tokens
-    for number, decoder_input in enumerate(inputs):
-        if not len(decoder_input.prompt) or (decoder_input.source is not None and not len(decoder_input.source)):
-            raise UsageError(f"prompt {number + 1} has no tokens; a model needs at least one")
-        if decoder_input.source is not None and source_limit is not None and len(decoder_input.source) > source_limit:
+    (source_limit, decoder_limit), new = get_length_limits(job.model), job.decoding.max_new_tokens
+    for number, (prompt, source) in enumerate(zip(job.prompts, job.sources or job.prompts, strict=True), 1):
+        if not prompt or not source:
+            raise UsageError(f"prompt {number} has no tokens; a model needs at least one")
+        if job.sources is not None and source_limit is not None and len(source) > source_limit:
+            raise UsageError(f"prompt {number} has {len(source)} tokens; the model's limit is {source_limit}")
+        if decoder_limit is not None and len(prompt) + new - 1 > decoder_limit:
             raise UsageError(
-                f"prompt {number + 1} has {len(decoder_input.source)} tokens; the model's limit is {source_limit}"
-            )
-        if decoder_limit is not None and len(decoder_input.prompt) + new - 1 > decoder_limit:
-            raise UsageError(
-                f"prompt {number + 1} has {len(decoder_input.prompt)} tokens, plus {new} new ones; the limit is "
-                f"{decoder_limit}; shorten the prompt, or lower max_new_tokens"
+                f"prompt {number} has {len(prompt)} tokens, plus {new} new ones; the limit is {decoder_limit}; shorten "
+                "the prompt, or lower max_new_tokens"
             )
 
 
@@ -318,12 +280,6 @@ def _split_groups(order: Sequence[int], max_size: int) -> Iterator[list[int]]:
         for first in range(0, len(order), size):
             group = list(order[first : first + size])
             yield group + group[-1:] * (size - len(group))
-
-
-def _drop_seed(decoding: GenerationConfig) -> GenerationConfig:
-    """Return the config without its seed, which a captured step does not depend on."""
-    search = decoding.search
-    return replace(decoding, search=replace(search, seed=0)) if isinstance(search, Sampling) else decoding
 
 
 def _round_up(size: int, max_length: int | None) -> int:

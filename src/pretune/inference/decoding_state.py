@@ -25,65 +25,88 @@ class GeneratedTokens(NamedTuple):
     score: float | None = None
 
 
-class DecodingState:
-    """Token history of each row, and the choice of its next token."""
+class SearchState:
+    """Tokens of each row so far, and the last ones: what all searches share."""
 
     def __init__(
         self,
-        rows: int,
+        prompts: int,
         columns: int,
         decoding: GenerationConfig,
         generation_tokens: GenerationTokens,
         device: torch.device,
     ) -> None:
+        rows = prompts * decoding.rows_per_prompt
         self.decoding, self.generation_tokens = decoding, generation_tokens
         self.history = torch.zeros(rows, columns, dtype=torch.long, device=device)
         self.history_lengths = torch.zeros(rows, dtype=torch.long, device=device)  # valid columns of the history
         self.tokens = torch.zeros(rows, dtype=torch.long, device=device)  # the last token, the next input
         self.count = torch.zeros((), dtype=torch.long, device=device)  # new tokens of each row
-        self.is_done = torch.zeros(rows, dtype=torch.bool, device=device)
         self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # all logits so far were finite
-        self.uniform_draws = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
         self.prompt_lengths = np.zeros(rows, dtype=np.int64)
-        self.bias = LogitBias.from_config(decoding, device)
+        self.process = LogitsProcessor(decoding, generation_tokens, device)
 
     def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
-        """Start with prompts, `returns` rows each; `requests` are their numbers, which the random draws depend on."""
-        row_prompts = [prompt for prompt in prompts for _ in range(self.decoding.returns)]
-        self.prompt_lengths = fill_history(self.history, self.history_lengths, row_prompts)
+        """Start with prompts, with equal rows for each; random draws depend on the seed and on their numbers."""
+        rows = [prompt for prompt in prompts for _ in range(self.decoding.rows_per_prompt)]
+        history, self.prompt_lengths = pad_rows(rows, self.history.shape[1])
+        self.history.copy_(torch.from_numpy(history))
+        self.history_lengths.copy_(torch.from_numpy(self.prompt_lengths))
         self.count.zero_()
-        self.is_done.zero_()
         self.is_finite.fill_(True)
-        if isinstance(self.decoding.search, Sampling):
-            self.uniform_draws.copy_(draw_uniforms(seed, requests, *self.shape))
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Returns per prompt, and maximum new tokens."""
-        return self.decoding.returns, self.decoding.max_new_tokens
 
     def choose(self, logits: Tensor) -> Tensor | None:
-        """Choose the next token of each row; returns None, since rows continue themselves."""
-        self.is_finite.logical_and_(torch.isfinite(logits).all())
-        logits = adjust_logits(
-            logits.float(),
-            self.history,
-            self.history_lengths,
-            self.count,
-            self.decoding,
-            self.generation_tokens,
-            self.bias,
-        )
-        token = self._pick(logits)
-        self.history.scatter_(1, self.history_lengths[:, None], token[:, None])
-        self.history_lengths.add_(1)
-        self.tokens.copy_(token)
-        self.is_done.logical_or_(find_eos(token, self.generation_tokens.eos))
-        self.count.add_(1)
-        return None
+        """Choose the next token of each row; returns the rows that they continue, None if each continues itself."""
+        raise NotImplementedError
 
     def is_finished(self) -> bool:
-        """Return True if every row has ended. Synchronizes with the device."""
+        """Return True if no text can continue or improve. Synchronizes with the device."""
+        raise NotImplementedError
+
+    def collect_results(self) -> list[list[GeneratedTokens]]:
+        """Return the generated tokens by prompt, best first."""
+        raise NotImplementedError
+
+    def _adjust(self, logits: Tensor) -> Tensor:
+        return self.process(logits, self.history, self.history_lengths, self.count)
+
+    def _append(self, tokens: Tensor) -> None:
+        """Append a token to each row."""
+        self.history.scatter_(1, self.history_lengths[:, None], tokens[:, None])
+        self.history_lengths.add_(1)
+        self.tokens.copy_(tokens)
+        self.count.add_(1)
+
+
+class DecodingState(SearchState):
+    """Greedy decoding or sampling: a row is a text."""
+
+    def __init__(
+        self,
+        prompts: int,
+        columns: int,
+        decoding: GenerationConfig,
+        generation_tokens: GenerationTokens,
+        device: torch.device,
+    ) -> None:
+        super().__init__(prompts, columns, decoding, generation_tokens, device)
+        rows = len(self.tokens)
+        self.is_done = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.uniform_draws = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
+
+    def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
+        super().load(prompts, requests, seed)
+        self.is_done.zero_()
+        if isinstance(self.decoding.search, Sampling):
+            self.uniform_draws.copy_(draw_uniforms(seed, requests, self.decoding.returns, self.decoding.max_new_tokens))
+
+    def choose(self, logits: Tensor) -> None:
+        self.is_finite.logical_and_(torch.isfinite(logits).all())
+        token = self._pick(self._adjust(logits.float()))
+        self.is_done.logical_or_(find_eos(token, self.generation_tokens.eos))
+        self._append(token)
+
+    def is_finished(self) -> bool:
         return bool(self.is_done.all())
 
     def halt(self, rows: Sequence[int]) -> None:
@@ -101,7 +124,6 @@ class DecodingState:
         return results
 
     def collect_results(self) -> list[list[GeneratedTokens]]:
-        """Return the generated tokens by prompt."""
         texts = [strip_eos(tokens, self.generation_tokens) for tokens in self.read_new_tokens()]
         size = self.decoding.returns
         return [texts[i : i + size] for i in range(0, len(texts), size)]
@@ -131,64 +153,38 @@ def sample_next(logits: Tensor, search: Sampling, uniform_draws: Tensor) -> Tens
     return draw(logits, uniform_draws)
 
 
-class LogitBias(NamedTuple):
-    """Token ids `[n]` and the numbers `[n]` that are added to their logits."""
+class LogitsProcessor:
+    """Penalties, bias, minimum length and forced tokens, applied to logits `[B, V]` in this order."""
 
-    tokens: Tensor
-    values: Tensor
+    def __init__(self, decoding: GenerationConfig, generation_tokens: GenerationTokens, device: torch.device) -> None:
+        self.decoding, self.generation_tokens = decoding, generation_tokens
+        self.biased_tokens = torch.tensor([token for token, _ in decoding.logit_bias], dtype=torch.long, device=device)
+        self.bias = torch.tensor([value for _, value in decoding.logit_bias], dtype=torch.float32, device=device)
 
-    @classmethod
-    def from_config(cls, decoding: GenerationConfig, device: torch.device) -> "LogitBias | None":
-        """Return the bias of a config, None if it has none."""
-        if not decoding.logit_bias:
-            return None
-        tokens, values = zip(*decoding.logit_bias, strict=True)
-        return cls(torch.tensor(tokens, device=device), torch.tensor(values, dtype=torch.float32, device=device))
-
-    def add(self, logits: Tensor) -> Tensor:
-        """Return logits `[B, V]` with the bias."""
-        logits = logits.clone()
-        logits[:, self.tokens] += self.values.to(logits.dtype)
+    def __call__(self, logits: Tensor, history: Tensor, history_lengths: Tensor, count: Tensor) -> Tensor:
+        """Return the logits; `count` is the number of new tokens of all rows, or of each `[B, 1]`."""
+        decoding, special = self.decoding, self.generation_tokens
+        if decoding.repetition_penalty != 1:
+            logits = apply_repetition_penalty(logits, history, history_lengths, decoding.repetition_penalty)
+        if decoding.no_repeat_ngram:
+            logits = ban_repeated_ngrams(logits, history, history_lengths, decoding.no_repeat_ngram)
+        if decoding.presence_penalty or decoding.frequency_penalty:
+            occurrences = count_new_tokens(logits, history, history_lengths, count)
+            logits = logits - occurrences * decoding.frequency_penalty - (occurrences > 0) * decoding.presence_penalty
+        if decoding.logit_bias:
+            logits = logits.index_add(1, self.biased_tokens, self.bias.to(logits.dtype).expand(len(logits), -1))
+        if decoding.min_new_tokens and special.eos:
+            without_eos = logits.clone()
+            for end in special.eos:
+                if end < logits.shape[1]:
+                    without_eos[:, end] = NEG_INF
+            logits = torch.where(count < decoding.min_new_tokens, without_eos, logits)
+        for token, position in ((special.forced_bos, 0), (special.forced_eos, decoding.max_new_tokens - 1)):
+            if token is not None:
+                forced_logits = torch.full_like(logits, NEG_INF)
+                forced_logits[:, token] = 0.0
+                logits = torch.where(count == position, forced_logits, logits)
         return logits
-
-
-def adjust_logits(
-    logits: Tensor,
-    history: Tensor,
-    history_lengths: Tensor,
-    count: Tensor,
-    decoding: GenerationConfig,
-    generation_tokens: GenerationTokens,
-    bias: LogitBias | None = None,
-) -> Tensor:
-    """Apply penalties, the bias, the minimum length and forced tokens to logits `[B, V]`, in this order.
-
-    `count` is the number of new tokens of all rows, or of each `[B, 1]`.
-    """
-    if decoding.repetition_penalty != 1:
-        logits = apply_repetition_penalty(logits, history, history_lengths, decoding.repetition_penalty)
-    if decoding.no_repeat_ngram:
-        logits = ban_repeated_ngrams(logits, history, history_lengths, decoding.no_repeat_ngram)
-    if decoding.presence_penalty or decoding.frequency_penalty:
-        occurrences = count_new_tokens(logits, history, history_lengths, count)
-        logits = logits - occurrences * decoding.frequency_penalty - (occurrences > 0) * decoding.presence_penalty
-    if bias is not None:
-        logits = bias.add(logits)
-    if decoding.min_new_tokens and generation_tokens.eos:
-        without_eos = logits.clone()
-        for end in generation_tokens.eos:
-            if end < logits.shape[1]:
-                without_eos[:, end] = NEG_INF
-        logits = torch.where(count < decoding.min_new_tokens, without_eos, logits)
-    for token, position in (
-        (generation_tokens.forced_bos, 0),
-        (generation_tokens.forced_eos, decoding.max_new_tokens - 1),
-    ):
-        if token is not None:
-            forced_logits = torch.full_like(logits, NEG_INF)
-            forced_logits[:, token] = 0.0
-            logits = torch.where(count == position, forced_logits, logits)
-    return logits
 
 
 def find_eos(tokens: Tensor, eos: tuple[int, ...]) -> Tensor:
@@ -205,15 +201,13 @@ def strip_eos(tokens: list[int], generation_tokens: GenerationTokens, score: flo
     return GeneratedTokens(tokens[:-1] if has_eos else tokens, "end" if has_eos else "length", score)
 
 
-def fill_history(history: Tensor, history_lengths: Tensor, prompts: Sequence[Sequence[int]]) -> Ints:
-    """Write prompts to the start of the history; returns their lengths."""
-    lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    block = np.zeros(tuple(history.shape), dtype=np.int64)
-    for row, prompt in zip(block, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    history.copy_(torch.from_numpy(block))
-    history_lengths.copy_(torch.from_numpy(lengths))
-    return lengths
+def pad_rows(rows: Sequence[Sequence[int]], columns: int) -> tuple[Ints, Ints]:
+    """Return rows of tokens as a matrix `[B, T]` with zeros behind them, and their lengths."""
+    lengths = np.array([len(row) for row in rows], dtype=np.int64)
+    block = np.zeros((len(rows), columns), dtype=np.int64)
+    for line, row in zip(block, rows, strict=True):
+        line[: len(row)] = row
+    return block, lengths
 
 
 def draw_uniforms(seed: int, requests: Sequence[int], returns: int, size: int) -> Tensor:

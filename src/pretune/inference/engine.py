@@ -10,7 +10,7 @@ Legend: P prompts, n beams, K candidates (2 n or more, so that n remain when som
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -21,13 +21,12 @@ from pretune.core.errors import UsageError
 from pretune.inference.decoding_state import (
     DecodingState,
     GeneratedTokens,
-    LogitBias,
-    adjust_logits,
-    fill_history,
+    SearchState,
     find_eos,
     strip_eos,
 )
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
+from pretune.inference.prompts import count_prompt_slots
 from pretune.inference.text_model import list_modules
 from pretune.models.model import LanguageModel, raise_graph_limit
 from pretune.nn.cache import KVCache
@@ -36,8 +35,8 @@ EXCLUDED_SCORE = -1.0e9
 """Score, or summand of a score, that excludes a beam."""
 
 
-class BeamSearchState:
-    """Running texts of each prompt, best first, and the best finished ones. Updated in place, like `DecodingState`."""
+class BeamSearchState(SearchState):
+    """Running texts of each prompt, best first, and the best finished ones."""
 
     def __init__(
         self,
@@ -47,55 +46,38 @@ class BeamSearchState:
         generation_tokens: GenerationTokens,
         device: torch.device,
     ) -> None:
-        search = decoding.search
-        assert isinstance(search, BeamSearch)
-        self.decoding, self.generation_tokens, self.search = decoding, generation_tokens, search
-        self.bias = LogitBias.from_config(decoding, device)
-        prompt_count, beams, max_new_tokens = prompts, search.beams, decoding.max_new_tokens
+        super().__init__(prompts, columns, decoding, generation_tokens, device)
+        assert isinstance(decoding.search, BeamSearch)
+        self.search, beams, max_new_tokens = decoding.search, decoding.search.beams, decoding.max_new_tokens
 
         def allocate(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        self.history, self.history_lengths = allocate(prompt_count * beams, columns), allocate(prompt_count * beams)
-        self.tokens, self.count = allocate(prompt_count * beams), allocate()
-        self.scores = allocate(prompt_count, beams, dtype=torch.float32)
-        self.texts = allocate(prompt_count, beams, max_new_tokens)
-        self.best_scores = allocate(prompt_count, beams, dtype=torch.float32)
-        self.best_texts = allocate(prompt_count, beams, max_new_tokens)
-        self.best_lengths = allocate(prompt_count, beams)
-        self.is_complete = allocate(prompt_count, beams, dtype=torch.bool)
-        self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # all logits so far were finite
-        self.is_open = allocate(prompt_count, 1, dtype=torch.bool)  # a running text may still become one of the best
-        lengths = torch.arange(max_new_tokens + 1, dtype=torch.float64).clamp(min=1) ** search.length_penalty
+        self.scores = allocate(prompts, beams, dtype=torch.float32)
+        self.texts = allocate(prompts, beams, max_new_tokens)
+        self.best_scores = allocate(prompts, beams, dtype=torch.float32)
+        self.best_texts = allocate(prompts, beams, max_new_tokens)
+        self.best_lengths = allocate(prompts, beams)
+        self.is_complete = allocate(prompts, beams, dtype=torch.bool)
+        self.is_open = allocate(prompts, 1, dtype=torch.bool)  # a running text may still become one of the best
+        lengths = torch.arange(max_new_tokens + 1, dtype=torch.float64).clamp(min=1) ** self.search.length_penalty
         self.divisors = lengths.float().to(device)
-        self.row_offsets = (torch.arange(prompt_count, device=device) * beams)[:, None]
+        self.row_offsets = (torch.arange(prompts, device=device) * beams)[:, None]
 
     def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
         """Start with prompts: of the equal beams only the first may continue. No randomness is used."""
-        fill_history(
-            self.history, self.history_lengths, [prompt for prompt in prompts for _ in range(self.search.beams)]
-        )
-        for part in (self.count, self.texts, self.best_texts, self.best_lengths, self.is_complete):
+        super().load(prompts, requests, seed)
+        for part in (self.texts, self.best_texts, self.best_lengths, self.is_complete):
             part.zero_()
         self.scores.fill_(EXCLUDED_SCORE)
         self.scores[:, 0] = 0.0
         self.best_scores.fill_(EXCLUDED_SCORE)
         self.is_open.fill_(True)
-        self.is_finite.fill_(True)
 
     def choose(self, logits: Tensor) -> Tensor:
-        """Extend the best texts; returns the rows `[P n]` that they continue."""
         prompts, size = self.scores.shape
         self.is_finite.logical_and_(torch.isfinite(logits).all())
-        logprobs = adjust_logits(
-            logits.float().log_softmax(-1),
-            self.history,
-            self.history_lengths,
-            self.count,
-            self.decoding,
-            self.generation_tokens,
-            self.bias,
-        )
+        logprobs = self._adjust(logits.float().log_softmax(-1))
         vocab = logprobs.shape[-1]
         total = (logprobs.view(prompts, size, vocab) + self.scores[:, :, None]).flatten(1)
         candidates = max(2, 1 + len(self.generation_tokens.eos)) * size
@@ -112,12 +94,9 @@ class BeamSearchState:
         scores, indices = (top + is_final * EXCLUDED_SCORE).topk(size)
         self.scores.copy_(scores)
         self.texts.copy_(_gather_rows(texts, indices))
-        self.tokens.copy_(token.gather(1, indices).flatten())
         rows = (parent.gather(1, indices) + self.row_offsets).flatten()
         self.history.copy_(self.history.index_select(0, rows))
-        self.history.scatter_(1, self.history_lengths[:, None], self.tokens[:, None])
-        self.history_lengths.add_(1)
-        self.count.add_(1)
+        self._append(token.gather(1, indices).flatten())
         self._close_prompts()
         return rows
 
@@ -145,14 +124,12 @@ class BeamSearchState:
         self.is_open.logical_and_((best_possible > worst).any(1, keepdim=True))
 
     def is_finished(self) -> bool:
-        """Return True if no prompt can improve. Synchronizes with the device."""
         is_closed = ~self.is_open
         if self.search.early_stopping is True:
             is_closed = is_closed | self.is_complete.all(-1, keepdim=True)
         return bool(is_closed.all())
 
     def collect_results(self) -> list[list[GeneratedTokens]]:
-        """Return the best texts of each prompt, best first."""
         results = []
         parts = (self.best_texts.tolist(), self.best_lengths.tolist(), self.best_scores.tolist())
         for texts, lengths, scores in zip(*parts, strict=True):
@@ -168,8 +145,6 @@ def _gather_rows(values: Tensor, index: Tensor) -> Tensor:
     """Gather the rows `[P, k]` of `[P, m, N]` for each prompt."""
     return values.gather(1, index[:, :, None].expand(-1, -1, values.shape[2]))
 
-
-SearchState = DecodingState | BeamSearchState
 
 WARMUP_STEPS = 3
 """Steps before a capture, in which libraries choose their kernels."""
@@ -192,25 +167,7 @@ class DecodingEngine:
 
     def load(self, cache: KVCache, index: Tensor | None = None) -> None:
         """Copy the rows `index` [B] of another cache; None: all of its rows, in their order."""
-
-        def select(values: Tensor) -> Tensor:
-            return values if index is None else values.index_select(0, index)
-
-        targets, sources = (*self.cache.layers, *self.cache.cross), (*cache.layers, *cache.cross)
-        stores = [
-            pair
-            for target, layer in zip(targets, sources, strict=True)
-            for pair in zip((target.keys, target.values), (layer.keys, layer.values), strict=True)
-        ]
-        values = [select(source) for _, source in stores]
-        columns = [min(target.shape[2], source.shape[2]) for target, source in stores]
-        torch._foreach_copy_(
-            [target[:, :, :count] for (target, _), count in zip(stores, columns, strict=True)],
-            [source[:, :, :count] for source, count in zip(values, columns, strict=True)],
-        )
-        self.lengths.copy_(select(cache.lengths))
-        if self.cache.source_lengths is not None and cache.source_lengths is not None:
-            self.cache.source_lengths.copy_(select(cache.source_lengths))
+        copy_rows(cache, self.cache, index)
 
     def advance(self) -> None:
         """Run the model on the last tokens, and choose the next ones."""
@@ -243,6 +200,23 @@ class DecodingEngine:
             for layer in self.cache.layers:  # NOTE: cross-attention caches are the same for all beams of a prompt
                 for store in layer.store:
                     store[:-1] = store[:-1].index_select(0, rows)
+
+
+def copy_rows(source: KVCache, target: KVCache, index: Tensor | None = None, first: int = 0) -> None:
+    """Copy the rows `index` [B] of a cache (None: all) to another one, from its row `first`; either may be longer."""
+
+    def select(values: Tensor) -> Tensor:
+        return values if index is None else values.index_select(0, index)
+
+    rows = slice(first, first + (source.lengths if index is None else index).shape[0])
+    layers = zip((*source.layers, *source.cross), (*target.layers, *target.cross), strict=True)
+    for layer, target_layer in layers:
+        for old, new in ((layer.keys, target_layer.keys), (layer.values, target_layer.values)):
+            columns = min(old.shape[2], new.shape[2])
+            new[rows, :, :columns] = select(old[:, :, :columns])
+    target.lengths[rows] = select(source.lengths)
+    if source.source_lengths is not None and target.source_lengths is not None:
+        target.source_lengths[rows] = select(source.source_lengths)
 
 
 def capture_graph(
@@ -279,35 +253,47 @@ PREFILL_GRAPHS: "WeakKeyDictionary[LanguageModel, Any]" = WeakKeyDictionary()
 """Graphs of prompts, which `prefill_graph` captures."""
 
 
-def get_engine(
-    model: LanguageModel,
-    build_state: Callable[[], SearchState],
-    key: Any,
-    capacity: int,
-    *,
-    source: int,
-    torch_compile: bool,
-    will_step: bool = True,
-) -> DecodingEngine:
-    """Return an engine; on a GPU it is captured and cached for the next call with the same key (one per model).
+class EngineShape(NamedTuple):
+    """What a captured step depends on, besides the weights of its model."""
 
-    `key` identifies the search. Weights that have moved since need another engine. Nothing is captured unless it
-    `will_step`: the first token comes from the prefill.
+    prompts: int
+    capacity: int  # tokens of a row that are inputs, at most
+    source: int
+    decoding: GenerationConfig  # without its seed
+    generation_tokens: GenerationTokens
+    torch_compile: bool
+
+    def build(self, model: LanguageModel) -> DecodingEngine:
+        """Return an engine of this shape."""
+        kind = BeamSearchState if isinstance(self.decoding.search, BeamSearch) else DecodingState
+        device = model.tokens.weight.device
+        search = kind(self.prompts, self.capacity + 1, self.decoding, self.generation_tokens, device)
+        slots = 0 if model.spec.is_encoder_decoder else count_prompt_slots(model)
+        return DecodingEngine(
+            model, search, self.capacity + slots, source=self.source, torch_compile=self.torch_compile
+        )
+
+
+def get_engine(model: LanguageModel, shape: EngineShape) -> DecodingEngine:
+    """Return an engine; on a GPU it is captured and cached for the next call with the same shape (one per model).
+
+    Weights that have moved since need another engine. Nothing is captured for a single new token, which comes from the
+    prefill.
     """
     if model.tokens.weight.device.type != "cuda":
-        return DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
-    engine_key = (key, capacity, source, torch_compile, will_step, identify_weights(model))
-    if model in _ENGINES and _ENGINES[model][0] == engine_key:
+        return shape.build(model)
+    key = shape, identify_weights(model)
+    if model in _ENGINES and _ENGINES[model][0] == key:
         return _ENGINES[model][1]
     _ENGINES.pop(model, None)  # free its memory before the next one needs some
-    engine = DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
+    engine = shape.build(model)
     try:
-        if will_step:
+        if shape.decoding.max_new_tokens > 1:
             engine.capture()
     except RuntimeError as error:
         log.warn(f"CUDA graph capture failed, steps run eagerly: {str(error).splitlines()[0]}")
-        engine = DecodingEngine(model, build_state(), capacity, source=source, torch_compile=torch_compile)
-    _ENGINES[model] = engine_key, engine
+        engine = shape.build(model)
+    _ENGINES[model] = key, engine
     return engine
 
 

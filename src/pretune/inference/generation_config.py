@@ -7,7 +7,7 @@ build_generation_config(temperature=0.8, top_p=0.95)           # from the flat o
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from pretune.core.config import Ge, Gt, Le, NonNegative, Positive, Seed, check_record, spec
@@ -101,6 +101,10 @@ class GenerationConfig:
             raise UsageError(f"greedy search returns 1 text, got num={self.returns}; use sampling or beams")
         if isinstance(self.search, BeamSearch) and self.returns > self.search.beams:
             raise UsageError(f"num must be <= beams ({self.search.beams}), got {self.returns}")
+
+    def without_seed(self) -> "GenerationConfig":
+        """Return the config without its seed, on which a step does not depend."""
+        return replace(self, search=replace(self.search, seed=0)) if isinstance(self.search, Sampling) else self
 
     @property
     def needs_history(self) -> bool:

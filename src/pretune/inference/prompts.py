@@ -117,11 +117,6 @@ def _flatten(sequences: Sequence[Sequence[int]]) -> Sequences:
     return Sequences(tokens=np.concatenate(arrays), offsets=compute_offsets(np.array([len(array) for array in arrays])))
 
 
-def repeat_indices(count: int, times: int, device: torch.device) -> Tensor:
-    """Return 0 0 1 1 2 2 …: the prompt of every row."""
-    return torch.arange(count, device=device).repeat_interleave(times)
-
-
 class EncodedPrompts(NamedTuple):
     """Token ids of prompts, special tokens included, and the total number of truncated tokens."""
 

@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from pretune.core import log
-from pretune.inference.decoding_state import LogitBias, adjust_logits, draw_uniforms, sample_next
-from pretune.inference.engine import capture_graph
+from pretune.inference.decoding_state import LogitsProcessor, draw_uniforms, pad_rows, sample_next
+from pretune.inference.engine import capture_graph, copy_rows
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens, Sampling
 from pretune.inference.prefill_graph import run_prefill
 from pretune.inference.prompts import count_prompt_slots, get_length_limits
@@ -116,10 +115,12 @@ class ContinuousDecoder:
         count, lengths = len(self.rows), [len(prompts[i]) + self._slots for i in index]
         source_length = max(map(len, sources)) if self.model.spec.is_encoder_decoder else 0
         self._reserve(count + len(rows), max(lengths) + 1, source_length)
-        self._copy_rows(cache, index, count)
+        rows_of_prompts = torch.tensor(index, device=self.device)
+        assert self._cache is not None
+        copy_rows(cache, self._cache, rows_of_prompts, count)
         self.rows += rows
         self._lengths += lengths
-        self._choose(logits[torch.tensor(index, device=self.device)], rows)
+        self._choose(logits[rows_of_prompts], rows)
         return self.remove_finished()
 
     @torch.no_grad()
@@ -180,22 +181,7 @@ class ContinuousDecoder:
         self._cache = self.model.new_cache(new_rows, new_columns, source=new_source)
         self._tokens = torch.cat((self._tokens, self._tokens.new_zeros(new_rows - old_rows)))
         if cache is not None:
-            self._copy_rows(cache, [*range(len(self.rows))], 0)
-
-    def _copy_rows(self, cache: KVCache, index: Sequence[int], first: int) -> None:
-        """Copy rows of another cache to the rows from `first`."""
-        assert self._cache is not None
-        if not index:
-            return
-        rows, end = torch.tensor(index, device=self.device), first + len(index)
-        layers, new_layers = (*self._cache.layers, *self._cache.cross), (*cache.layers, *cache.cross)
-        for target, layer in zip(layers, new_layers, strict=True):
-            for store, values in zip(target.store, layer.store, strict=True):
-                columns = min(store.shape[2], values.shape[2])  # those of a padded prefill may be more
-                store[first:end, :, :columns] = values[rows, :, :columns]
-        self._cache.lengths[first:end] = cache.lengths[rows]
-        if self._cache.source_lengths is not None and cache.source_lengths is not None:
-            self._cache.source_lengths[first:end] = cache.source_lengths[rows]
+            copy_rows(cache, self._cache, torch.arange(len(self.rows), device=self.device))
 
     def _view(self, rows: int, columns: int) -> KVCache:
         """Return the first rows and columns of the cache."""
@@ -218,12 +204,11 @@ class ContinuousDecoder:
         """Return the logits `[rows, V]` of the next tokens, and append the last ones to the cache."""
         cache, count = self._cache, len(self.rows)
         assert cache is not None
-        length = max(self._lengths) + 1
-        columns = min(_round_size(length, None) if self._uses_graphs else _align(length), cache.capacity)
         if self._uses_graphs:
+            columns = min(_round_size(max(self._lengths) + 1, None), cache.capacity)
             logits = self._replay(min(_round_up(count), cache.lengths.shape[0]), columns)[:count]
         else:
-            logits = self.model.step(self._tokens[:count], self._view(count, columns))
+            logits = self.model.step(self._tokens[:count], self._view(count, cache.capacity))
         cache.lengths[:count] += 1
         return logits
 
@@ -294,23 +279,11 @@ class ContinuousDecoder:
 
     def _pick(self, logits: Tensor, config: GenerationConfig, rows: Sequence[DecodingRow]) -> Tensor:
         """Return the next token `[n]` of rows with the same settings."""
-        history = lengths = torch.zeros(len(rows), 0, dtype=torch.long)
-        if config.needs_history:
-            contexts = [[*row.prompt, *row.tokens] for row in rows]
-            block = np.zeros((len(rows), max(map(len, contexts))), dtype=np.int64)
-            for line, context in zip(block, contexts, strict=True):
-                line[: len(context)] = context
-            history, lengths = torch.from_numpy(block), torch.tensor([len(context) for context in contexts])
+        contexts = [[*row.prompt, *row.tokens] if config.needs_history else [] for row in rows]
+        history, lengths = map(torch.from_numpy, pad_rows(contexts, max(map(len, contexts))))
         counts = torch.tensor([[len(row.tokens)] for row in rows], device=self.device)
-        logits = adjust_logits(
-            logits,
-            history.to(self.device),
-            lengths.to(self.device),
-            counts,
-            config,
-            self.generation_tokens,
-            LogitBias.from_config(config, self.device),
-        )
+        process = LogitsProcessor(config, self.generation_tokens, self.device)
+        logits = process(logits, history.to(self.device), lengths.to(self.device), counts)
         if not isinstance(config.search, Sampling):
             return logits.argmax(-1)
         draws = [row.uniform_draws[len(row.tokens)] for row in rows]
@@ -319,15 +292,8 @@ class ContinuousDecoder:
 
 def _get_group(config: GenerationConfig, generation_tokens: GenerationTokens) -> GenerationConfig:
     """Return the settings that the choice of a token depends on, besides its draw: rows with equal ones are grouped."""
-    search = config.search
     length = config.max_new_tokens if generation_tokens.forced_eos is not None else max(config.min_new_tokens, 1)
-    search = replace(search, seed=0) if isinstance(search, Sampling) else search
-    return replace(config, search=search, returns=1, max_new_tokens=length)
-
-
-def _align(size: int) -> int:
-    """Return the next multiple of `MIN_COLUMNS`."""
-    return -(-size // MIN_COLUMNS) * MIN_COLUMNS
+    return replace(config.without_seed(), returns=1, max_new_tokens=length)
 
 
 def _round_up(count: int) -> int:
