@@ -254,7 +254,7 @@ PREFILL_GRAPHS: "WeakKeyDictionary[LanguageModel, Any]" = WeakKeyDictionary()
 
 
 class EngineShape(NamedTuple):
-    """What a captured step depends on, besides the weights of its model."""
+    """Sizes and settings that a captured step depends on, besides the weights of its model."""
 
     prompts: int
     capacity: int  # tokens of a row that are inputs, at most
