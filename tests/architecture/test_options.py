@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.core.options import Options
+from pretune.core.api import Options
 from pretune.runs.options import pretrain, tasks, text
 
 FUNCTIONS: dict[type[Options], Callable[..., Any]] = {

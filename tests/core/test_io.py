@@ -360,7 +360,7 @@ class TestManifest:
         def broken(*_: Any) -> str:
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(whole / "weights"))
 
-        monkeypatch.setattr("pretune.core.io.strict_json.sha256", broken)
+        monkeypatch.setattr("pretune.core.io.files.sha256", broken)
         with pytest.raises(CheckpointError, match=f"weights: .*{os.strerror(errno.EIO)}"):
             check_manifest(whole)
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import CheckpointError, DataError
-from pretune.core.stored_paths import MovedPath, describe_paths, get_path, locate_paths
+from pretune.core.run_dir import MovedPath, describe_paths, get_path, locate_paths
 
 
 @pytest.fixture

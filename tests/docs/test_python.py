@@ -17,8 +17,7 @@ import pytest
 
 import pretune as pt
 from pretune.tasks.example import Example
-from pretune.tasks.splits import TaskSplits
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, TaskSplits
 from pretune.text.tokenizer.training import train
 from tests.conftest import ROOT
 from tests.runs import tasked

@@ -15,10 +15,10 @@ from torch import nn
 import pretune as pt
 from pretune.core.types import Batch
 from pretune.training.batch_transfer import BatchStats
+from pretune.training.config import LinearSchedule
 from pretune.training.distributed import Ranks
 from pretune.training.loop import Loop
 from pretune.training.optim import AdamW, build_parameter_groups
-from pretune.training.schedules import LinearSchedule
 from pretune.training.step import ModelWithLoss, StepMetrics, TrainState
 from tests.parity.cases import ENCODER, GPT
 

@@ -16,7 +16,7 @@ from pretune.runs.finetune.entry import finetune
 from pretune.runs.samples import SampleHook
 from pretune.training.checkpoints import collect_weights
 from pretune.training.loop import DivergenceGuard, Loop
-from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import read_metrics
 from tests.runs.small import FAST, Prepared, shrunk
 
 STEPS, TRIGGERED = 10, 4

@@ -14,7 +14,7 @@ from pretune.runs.samples import SampleHook
 from pretune.runs.training_data import TrainingData
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.distributed import Ranks
-from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import read_metrics
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.runs.test_objectives import MODELS, PAIRS, STYLES, WHAT

@@ -27,8 +27,7 @@ from pretune.runs.finetune.results import compute_result
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_trainable_task, index_by_member, open_task
 from pretune.tasks.example import Example
-from pretune.tasks.splits import TaskSplits
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, TaskSplits
 from pretune.tasks.types import score
 from tests.runs import tasked
 

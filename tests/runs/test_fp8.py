@@ -14,7 +14,7 @@ from pretune.cli import main
 from pretune.core.errors import ResourceError, UsageError
 from pretune.nn import fp8
 from pretune.runs.finetune.entry import finetune
-from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import read_metrics
 from tests.runs.small import FAST, Prepared, shrunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16

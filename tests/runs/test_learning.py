@@ -13,7 +13,7 @@ from pretune.core.errors import CheckpointError, UsageError
 from pretune.runs.data_phases import compute_unigram_loss
 from pretune.runs.samples import SampleHook
 from pretune.training.checkpoints.manager import open_if_intact
-from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import read_metrics
 from pretune.training.validation import LearningCheck
 from tests.runs.small import FAST, Prepared, shrunk
 

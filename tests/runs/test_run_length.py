@@ -14,7 +14,7 @@ from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
 from pretune.studies.estimates import Estimator
 from pretune.training.distributed import Ranks
-from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import read_metrics
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.selection import keep_quick

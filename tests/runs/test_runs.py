@@ -23,7 +23,7 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.training import validation as evaluation
 from pretune.training.checkpoints import CheckpointHook, CheckpointManager
 from pretune.training.loop import Loop
-from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import read_metrics
 from tests.data.texts import blocks, stories
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.selection import keep_quick

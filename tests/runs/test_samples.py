@@ -16,7 +16,7 @@ from pretune.runs import samples
 from pretune.runs.samples import SAMPLE_SHARES, SAMPLE_TEXTS, ProgressTrigger, count_samples, estimate_sample_cost
 from pretune.training.checkpoints import CheckpointHook
 from pretune.training.distributed import Ranks
-from pretune.training.metrics_log import read_metrics
+from pretune.training.run_logger import read_metrics
 from pretune.training.step import TrainState
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.runs.test_runs import run, same

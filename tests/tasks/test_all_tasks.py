@@ -13,9 +13,8 @@ from pretune.tasks import TASKS
 from pretune.tasks.encoder import TaskEncoder, build_head
 from pretune.tasks.example import Example
 from pretune.tasks.predict import predict
-from pretune.tasks.splits import sample_subset
 from pretune.tasks.stream import TaskStream
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, sample_subset
 from pretune.tasks.types import score
 from tests.tasks.oracle import perfect
 from tests.tasks.small import model_for, tokenizer

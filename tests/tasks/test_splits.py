@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, UsageError
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
-from pretune.tasks.splits import compute_strata, divide, load_task, order_stratified, sample_subset
+from pretune.tasks.task import compute_strata, divide, load_task, order_stratified, sample_subset
 from tests.selection import scale_examples
 
 LABELS = st.lists(st.integers(0, 5), min_size=3, max_size=80)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.tasks.splits import load_task
 from pretune.tasks.table import open_table
+from pretune.tasks.task import load_task
 from pretune.tasks.user_table import build_user_task
 from tests.selection import scale_examples
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pretune.training.clock import TrainingClock
+from pretune.training.config import LinearSchedule
 from pretune.training.distributed import Ranks
-from pretune.training.schedules import LinearSchedule
 from pretune.training.step import StepMetrics, TrainState
 
 

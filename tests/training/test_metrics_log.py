@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import ResourceError, UsageError
-from pretune.training.metrics_log import MetricsLog, Trackers, read_metrics
+from pretune.training.run_logger import MetricsLog, Trackers, read_metrics
 from tests.selection import scale_examples
 
 NAN, INF = float("nan"), float("inf")

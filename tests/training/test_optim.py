@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pretune.core.config import from_dict, replace, spec, to_dict
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.training.config import InverseSquareRoot
 from pretune.training.optim import (
     ASGD,
     SGD,
@@ -36,7 +37,6 @@ from pretune.training.optim import (
 from pretune.training.optim.base import CHUNK_SIZE
 from pretune.training.optim.muon import orthogonalize
 from pretune.training.optim.sgd import AveragedDescent
-from pretune.training.schedules import InverseSquareRoot
 from tests.selection import keep_quick
 
 SPECS: dict[str, Optim] = {

@@ -10,9 +10,8 @@ from pretune.core.run_dir import RunDir
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.config import TrainConfig
 from pretune.training.cost import build_flops_counter
-from pretune.training.metrics_log import read_metrics
 from pretune.training.progress import Progress
-from pretune.training.run_logger import RunLogger
+from pretune.training.run_logger import RunLogger, read_metrics
 from tests.contracts.tiny import tiny
 from tests.training.test_loop import Parts, looped, run
 

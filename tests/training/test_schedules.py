@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.config import from_dict, replace, spec, to_dict
 from pretune.core.errors import UsageError
-from pretune.training.schedules import (
+from pretune.training.config import (
     Constant,
     Cosine,
     InverseSquareRoot,

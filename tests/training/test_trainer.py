@@ -14,13 +14,12 @@ from pretune.core.run_dir import RunDir
 from pretune.core.types import Batch
 from pretune.objectives import build_objective
 from pretune.training.clock import TrainingClock
-from pretune.training.config import TrainConfig
+from pretune.training.config import LinearSchedule, TrainConfig
 from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks
 from pretune.training.loop import GracefulShutdown, Loop
-from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import AdamW
-from pretune.training.schedules import LinearSchedule
+from pretune.training.run_logger import read_metrics
 from pretune.training.step import StepMetrics
 from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation

@@ -14,8 +14,7 @@ from torch import nn
 from pretune.adaptation.io import load
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub, is_short_name
-from pretune.core.run_dir import RunDir
-from pretune.core.stored_paths import get_path
+from pretune.core.run_dir import RunDir, get_path
 from pretune.data.prepared_data import PreparedData
 from pretune.inference.text_model import get_language_model, get_tokenizer
 from pretune.models.model import LanguageModel

@@ -17,9 +17,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from pretune.core.api import Option, Options, option_set
+from pretune.core.api import option as field
 from pretune.core.errors import UsageError
-from pretune.core.options import Option, Options, option_set
-from pretune.core.options import option as field
 
 Completer = Callable[[str], list[str]]
 

@@ -10,9 +10,9 @@ from pretune.cli._options import EMBEDDING_MODEL, LAYER, POOLINGS, OutputFormat
 from pretune.cli._output import show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
+from pretune.core.api import Option, Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
-from pretune.core.options import Option, Options, option, option_set
 from pretune.runs.options import BASE, DEVICE, FIELD, MODEL, TASK_DATA
 
 OUT = Option(

@@ -6,7 +6,7 @@ from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat, option
 from pretune.cli._output import find_free_path, hint
 from pretune.core import log
-from pretune.core.options import require_out
+from pretune.core.api import require_out
 from pretune.studies.options import SCALES, CompareOptions
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from pretune.cli._inputs import load_model, read_texts
 from pretune.cli._options import EMBEDDING_MODEL, LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat
 from pretune.cli._output import check_new_file, find_free_path, hint, show_progress
 from pretune.core import log
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
-from pretune.core.options import Options, option, option_set
 from pretune.runs.options import BASE, DEVICE, FIELD
 
 FORMATS = (".npy", ".parquet", ".jsonl")

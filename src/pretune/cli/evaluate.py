@@ -9,9 +9,9 @@ from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
 from pretune.cli._output import find_free_path, hint, print_csv, show_progress
 from pretune.core import log
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
-from pretune.core.options import Options, option, option_set
 from pretune.core.run_dir import RunDir
 from pretune.runs.options.tasks import EvaluateOptions
 

@@ -7,7 +7,7 @@ from pretune.cli._inputs import load_model, read_prompts
 from pretune.cli._options import DTYPE, DtypeName, TableFormat
 from pretune.cli._output import hint, print_csv
 from pretune.core import log
-from pretune.core.options import Options, option, option_set
+from pretune.core.api import Options, option, option_set
 from pretune.runs.options import BASE, DEVICE, MODEL
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat, option
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_csv, print_settings, quote
 from pretune.core import log
+from pretune.core.api import StrPath
 from pretune.core.errors import UsageError, suggest
 from pretune.core.log import format_count
-from pretune.core.options import StrPath
 from pretune.runs.options.tasks import EmbeddingOptions, FinetuneOptions
 from pretune.tasks.types import TYPE_ALIASES, list_type_options
 

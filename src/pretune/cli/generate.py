@@ -11,9 +11,9 @@ from pretune.cli._inputs import load_model, read_prompts
 from pretune.cli._options import DTYPE, DtypeName, OutputFormat
 from pretune.cli._output import ProgressReporter, hint, show_progress
 from pretune.core import log
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
-from pretune.core.options import Options, option, option_set
 from pretune.runs.options import BASE, DEVICE, MODEL, QUANTIZE, Quantization, unescape
 
 if TYPE_CHECKING:

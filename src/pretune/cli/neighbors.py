@@ -10,9 +10,9 @@ from pretune.cli._inputs import load_model, read_texts
 from pretune.cli._options import EMBEDDING_MODEL, OutputFormat, TableFormat
 from pretune.cli._output import check_new_file, hint, print_csv, show_progress
 from pretune.core import log
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import format_count
-from pretune.core.options import Options, option, option_set
 from pretune.runs.options import BASE, DEVICE
 from pretune.runs.options.text import VectorsOptions
 

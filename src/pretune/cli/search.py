@@ -9,10 +9,10 @@ from pretune.cli._options import LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat, 
 from pretune.cli._output import check_new_folder, hint, hint_other, print_csv, quote, show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.hub import resolve_path
 from pretune.core.log import format_count
-from pretune.core.options import Options, option, option_set
 from pretune.runs.options import DEVICE, FIELD, MODEL
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, s
 from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, draw_shots, get_options, get_prompt
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.splits import sample_subset
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, sample_subset
 from pretune.tasks.types import get_type, has_answer, score
 
 EVAL_SPLITS = ("test", "dev", "all")

@@ -18,8 +18,7 @@ from pretune.core.api import Result, check_arguments
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, refuse_broken_link
 from pretune.core.hub import resolve_path
-from pretune.core.run_dir import RunDir
-from pretune.core.stored_paths import get_path
+from pretune.core.run_dir import RunDir, get_path
 from pretune.exporters.card import ExportCard, ExportFormat, find_base
 from pretune.exporters.hf import check_embedding, choose_head, set_task_tokenizer, write_hf
 from pretune.exporters.output import check_suffix

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, explain_missing
-from pretune.core.io.temporary import lock
+from pretune.core.io.directories import lock
 from pretune.core.run_dir import RunLock
 from pretune.inference.pooling import Embedding
 

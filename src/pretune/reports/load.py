@@ -15,12 +15,11 @@ from typing import Any
 from pretune.core import io
 from pretune.core.config import check_path, check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_file
-from pretune.core.io.strict_json import MAX_BYTES
+from pretune.core.io.files import MAX_BYTES
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import CARD_FILE, CardFile
 from pretune.reports.analysis import load_analyses
 from pretune.reports.facts import Facts
-from pretune.training.metrics_log import read_metrics
 from pretune.training.records import (
     CostFile,
     PredictionLine,
@@ -30,6 +29,7 @@ from pretune.training.records import (
     TrialRecord,
     read_run_record,
 )
+from pretune.training.run_logger import read_metrics
 
 PRETRAINING_SETTINGS = (
     "objective.kind",

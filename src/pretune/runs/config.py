@@ -20,8 +20,7 @@ from pretune.core.config.read import format_value, read_yaml
 from pretune.core.config.specs import parse_annotation, to_plain
 from pretune.core.errors import UsageError, suggest
 from pretune.core.registry import Registry
-from pretune.core.run_dir import RunDir
-from pretune.core.stored_paths import LocatedSettings, MovedPath, get_path, locate_paths
+from pretune.core.run_dir import LocatedSettings, MovedPath, RunDir, get_path, locate_paths
 from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective

@@ -15,7 +15,7 @@ from pretune.core.config.read import format_value
 from pretune.core.config.specs import get_fields, to_plain
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
-from pretune.core.stored_paths import PATHS_KEY
+from pretune.core.run_dir import PATHS_KEY
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
@@ -38,8 +38,8 @@ from pretune.runs.options.pretrain import PretrainOptions
 from pretune.runs.training_data import DataConfig, DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import check_words
+from pretune.training.config import Constant, InverseSquareRoot
 from pretune.training.distributed import resolve_device
-from pretune.training.schedules import Constant, InverseSquareRoot
 
 SECTIONS = PretrainConfig.list_sections()
 NAMED_PATHS = ("data.path", "objective.kind", "objective.teacher", "train.init_from", "model.name")

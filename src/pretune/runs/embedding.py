@@ -17,11 +17,10 @@ from typing import Annotated, Any
 
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
-from pretune.core.api import PathResult, check_arguments
+from pretune.core.api import PathResult, check_arguments, require_out
 from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
-from pretune.core.options import require_out
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.embedding import compute_cosines, triplet_accuracy
 from pretune.inference import sentence_modules
@@ -35,14 +34,13 @@ from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
 from pretune.tasks.types.embedding import PairDataset, build_text_stream, read_dataset, select_loss
 from pretune.training.clock import TrainingClock
-from pretune.training.config import TrainConfig
+from pretune.training.config import LinearSchedule, TrainConfig
 from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import AdamW
 from pretune.training.progress import RunSummary
 from pretune.training.records import EmbeddingScoresFile, ResumeFile
-from pretune.training.schedules import LinearSchedule
 from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 
 

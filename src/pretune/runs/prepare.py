@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pretune.core import log
+from pretune.core.api import StrPath
 from pretune.core.config import to_dict
 from pretune.core.errors import UsageError
 from pretune.core.io import sha256
-from pretune.core.options import StrPath
 from pretune.data.prepare.run import Inputs
 from pretune.data.prepare.run import prepare as work
 from pretune.data.prepare.settings import PrepareConfig, parse_share
@@ -24,8 +24,7 @@ from pretune.data.prepared_data import PreparedData
 from pretune.runs.options import DocumentUnit
 from pretune.runs.options.text import PrepareOptions
 from pretune.tasks import TASKS
-from pretune.tasks.splits import load_task
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, load_task
 from pretune.tasks.types import has_answer
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file

@@ -16,10 +16,9 @@ from typing import Any
 
 from pretune.core import config as specs
 from pretune.core import log
-from pretune.core.api import check_arguments
+from pretune.core.api import check_arguments, require_out
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
-from pretune.core.options import require_out
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
 from pretune.runs.config import LENGTHS, PretrainConfig, PretrainTrainConfig, read_config

@@ -44,9 +44,9 @@ from pretune.training.cost import build_flops_counter
 from pretune.training.data_worker import start_forkserver
 from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.loop import GracefulShutdown
-from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import build_parameter_groups
 from pretune.training.records import CostFile, PretrainSummary, ResumeFile
+from pretune.training.run_logger import read_metrics
 from pretune.training.step import TrainState
 from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation, LearningCheck, build_evaluator

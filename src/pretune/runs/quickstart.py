@@ -47,7 +47,7 @@ from pretune.runs.pretrain import pretrain
 from pretune.runs.quickstart_demo import build_demo, list_demo
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
-from pretune.tasks.splits import sample_subset
+from pretune.tasks.task import sample_subset
 from pretune.tasks.types.classification import CLASSIFICATION
 from pretune.tasks.user_table import build_user_task
 from pretune.text.corpora.builtin import Reviews

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pretune.core import io
+from pretune.core.api import Options
 from pretune.core.config import read_record
 from pretune.core.errors import CheckpointError, DataError, DivergedError, UsageError
-from pretune.core.options import Options
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import run_baselines
 from pretune.runs.defaults import build_pretrain_config

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pretune.core import io, log
-from pretune.core.api import Result, check_arguments
+from pretune.core.api import Result, check_arguments, require_out
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
-from pretune.core.options import require_out
 from pretune.core.run_dir import RunLock
 from pretune.reports.study import render_study_page
 from pretune.reports.study_text import render_study_text

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretune.core.options import Options, StrPath, option, option_set
+from pretune.core.api import Options, StrPath, option, option_set
 from pretune.runs.options import DEVICE, SET, TASK_DATA
 
 SCALES = ("class", "gpu", "full")

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pretune.core.api import StrPath
 from pretune.core.config import from_dict
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.options import StrPath
 from pretune.data.prepare.settings import PrepareConfig, parse_share
 from pretune.evaluation.baselines import SLOTS
 from pretune.runs.embedding import EmbeddingConfig

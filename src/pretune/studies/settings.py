@@ -22,11 +22,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
+from pretune.core.api import Options
 from pretune.core.config import Count, Number, PathText, check_record
 from pretune.core.config.read import format_value
 from pretune.core.errors import UsageError, find_synonyms, suggest
 from pretune.core.io import parse_json
-from pretune.core.options import Options
 from pretune.studies.spec import Measure, Scale, Setting, Settings, Study, check_name
 
 O = TypeVar("O", bound=Options)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pretune.core.api import Options, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
-from pretune.core.options import Options, option_set
 from pretune.models.spec import Model
 from pretune.runs.options.pretrain import PretrainOptions
 from pretune.runs.options.tasks import EmbeddingOptions, EvaluateOptions, FinetuneOptions

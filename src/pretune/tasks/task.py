@@ -7,16 +7,30 @@
 
 A split has one or more files, best first: the published one, then alternatives (a subset, another format of the same
 data). A file may be compressed.
+
+Examples of a task for a run: train, dev and test; stratified splits and nested subsets.
+
+    parts = load_task(TASKS.get("qnli"), "data/tasks", seed=0)
+    parts.train, parts.dev, parts.test, parts.notes
+    # notes: ("no train split: split 'dev' (5463 examples) 80/10/10, stratified, seed 0",)
+
+    train, dev = divide(examples, (0.9, 0.1), seed=0)
+    small, large = sample_subset(train, 50, seed=0), sample_subset(train, 200, seed=0)      # small is a subset of large
+
+The order follows the quota method of Balinski and Young (1975), made for the apportionment of seats: among the first n
+examples, for every n, a class with share p has n x p examples, rounded up or down. Within a class the order is random.
 """
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError, suggest
+from pretune.core.log import format_count
+from pretune.core.seed import mix
 from pretune.metrics import GROUP_METRICS
 from pretune.tasks.example import Example
 
@@ -181,3 +195,153 @@ def _collect_values(example: Example) -> Mapping[str, str]:
     if isinstance(example.label, float):
         values["score"] = f"{round(example.label * 5) / 5:.1f}"
     return values | dict(example.facts)
+
+
+_NUM_BINS = 5  # strata of a regression: quantiles of the scores
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSplits:
+    """Examples for training, for model selection, and for the reported score (dev if `test` is empty)."""
+
+    train: list[Example]
+    dev: list[Example]
+    test: list[Example]
+    notes: tuple[str, ...] = field(default=())
+    split_sizes: Mapping[str, int] = field(default_factory=dict)  # examples of each split before limits were applied
+
+
+def load_task(
+    task: Task, data: str | os.PathLike[str] | None = None, seed: int = 0, train_examples: int | None = None
+) -> TaskSplits:
+    """Load the examples of a task; without a dev or train split another one is split, with a note.
+
+    `train_examples` limits the training examples, stratified and nested: the 50 are a subset of the 200.
+    """
+    available = task.find_available(data)
+    if not available:
+        task.find(next(iter(task.splits)), data)  # raises an error that lists the searched directories
+    notes = [f"'{name}' is a part of the published split" for name, split in available.items() if split.file.is_partial]
+    train, dev, test = (list(available[name].read()) if name in available else [] for name in ("train", "dev", "test"))
+    if not train:
+        name = next((name for name in ("dev", "all", "test") if name in available), next(iter(available)))
+        examples = dev or test or list(available[name].read())
+        shares: tuple[float, ...] = (0.9, 0.1) if name == "dev" and test else (0.8, 0.1, 0.1)
+        train, dev, *rest = divide(examples, shares, seed, task.group_field)
+        test = rest[0] if rest else test
+        notes.append(_format_split_note("train", name, len(examples), shares, seed))
+    elif not dev:
+        size = len(train)
+        train, dev = divide(train, (0.9, 0.1), seed, task.group_field)
+        notes.append(_format_split_note("dev", "train", size, (0.9, 0.1), seed))
+    if train_examples is not None:
+        if train_examples > len(train):
+            raise DataError(f"task '{task.name}': train_examples must be <= {len(train)}, got {train_examples}")
+        subset = sample_subset(train, train_examples, seed, task.get_groups(train))
+        notes.append(f"{len(subset)} of {len(train)} training examples, stratified, seed {seed}")
+        train = subset
+    return TaskSplits(train=train, dev=dev, test=test, notes=tuple(notes))
+
+
+def _format_split_note(missing_split: str, name: str, size: int, shares: Sequence[float], seed: int) -> str:
+    percent = "/".join(f"{share:.0%}".removesuffix("%") for share in shares)
+    source = f"'{name}' ({format_count(size, 'examples')})"
+    return f"no {missing_split} split: split {source} {percent}, stratified, seed {seed}"
+
+
+def order_stratified(strata: Sequence[int | str], seed: int = 0) -> list[int]:
+    """Return indices in an order of which every prefix is stratified, to within one example per stratum.
+
+    >>> ["aaabaaab"[index] for index in order_stratified("aaabaaab")]
+    ['a', 'a', 'a', 'b', 'a', 'a', 'a', 'b']
+    """
+    members: dict[int | str, list[int]] = {}
+    for index in sorted(range(len(strata)), key=lambda index: mix(seed, index)):
+        members.setdefault(strata[index], []).append(index)
+    names = sorted(members, key=str)
+    total, counts = len(strata), dict.fromkeys(names, 0)
+    sizes = {name: len(members[name]) for name in names}
+    order: list[int] = []
+    for seats in range(1, total + 1):
+        eligible = [name for name in names if counts[name] * total < seats * sizes[name]]
+        stratum = max(eligible, key=lambda name: sizes[name] / (counts[name] + 1))
+        order.append(members[stratum][counts[stratum]])
+        counts[stratum] += 1
+    return order
+
+
+def compute_strata(examples: Sequence[Example]) -> list[int | str]:
+    """Return the stratum of each example: its class, a fifth of the scores, or a single stratum."""
+    labels = [example.label for example in examples]
+    if any(isinstance(label, float) for label in labels):
+        order = sorted(range(len(labels)), key=lambda index: float(labels[index] or 0))
+        bins = [0] * len(labels)
+        for rank, index in enumerate(order):
+            bins[index] = rank * _NUM_BINS // len(labels)
+        return [*bins]
+    if any(example.choices for example in examples):
+        return [0] * len(labels)  # the position of the correct choice is arbitrary
+    return ["" if label is None else int(label) for label in labels]
+
+
+def sample_subset(
+    examples: Sequence[Example], count: int, seed: int = 0, groups: Sequence[str | None] | None = None
+) -> list[Example]:
+    """Return `count` examples, stratified, in their original order; smaller subsets are contained in larger ones.
+
+    With `groups`, one per example (None: a group of its own), whole groups are sampled: as many as fit into `count`,
+    and at least one.
+    """
+    if count < 1:
+        raise UsageError(f"the number of examples must be >= 1, got {count}")
+    if groups is None:
+        return [examples[index] for index in sorted(order_stratified(compute_strata(examples), seed)[:count])]
+    units: dict[object, list[int]] = {}
+    for index, group in enumerate(groups):
+        units.setdefault(index if group is None else group, []).append(index)
+    sample: list[int] = []
+    members = [*units.values()]
+    for place in order_stratified([0] * len(members), seed):
+        if sample and len(sample) + len(members[place]) > count:
+            break
+        sample += members[place]
+    return [examples[index] for index in sorted(sample)]
+
+
+def divide(
+    examples: Sequence[Example], shares: Sequence[float], seed: int = 0, group_field: str | None = None
+) -> list[list[Example]]:
+    """Split examples into parts of these shares, each in the original order; every example is in exactly one part.
+
+    Each part is stratified to within one example per class, relative to the examples that earlier parts left. With
+    `group_field`, the name of a field, examples with the same value stay in one part; then groups are divided.
+    """
+    if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+        raise UsageError(f"shares must be > 0 and sum to 1, got {', '.join(map(str, shares))}")
+    units = _group_indices(examples, group_field)
+    if len(units) < len(shares):
+        unit_name = "examples" if group_field is None else f"different values of '{group_field}'"
+        raise DataError(f"{len(units)} {unit_name} cannot be split into {len(shares)} parts; add data")
+    kinds: list[int | str] = [0] * len(units) if group_field else compute_strata(examples)
+    remaining = list(range(len(units)))
+    parts: list[list[Example]] = []
+    for place, share in enumerate(shares):
+        last = place == len(shares) - 1
+        room = len(remaining) - (len(shares) - place - 1)  # every later part gets at least one
+        count = len(remaining) if last else max(1, min(room, round(share * len(units))))
+        order = order_stratified([kinds[unit] for unit in remaining], mix(seed, place))
+        members = [remaining[index] for index in order[:count]]
+        parts.append([examples[index] for index in sorted(index for unit in members for index in units[unit])])
+        assigned_units = set(members)
+        remaining = [unit for unit in remaining if unit not in assigned_units]
+    return parts
+
+
+def _group_indices(examples: Sequence[Example], group_field: str | None) -> list[list[int]]:
+    """Return the indices of examples that stay together: those with the same value of a field."""
+    if group_field is None:
+        return [[index] for index in range(len(examples))]
+    groups: dict[object, list[int]] = {}
+    for index, example in enumerate(examples):
+        groups.setdefault(getattr(example, group_field), []).append(index)
+    return [*groups.values()]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from pretune.training.config import Schedule
 from pretune.training.loop import Loop
-from pretune.training.schedules import Schedule
 from pretune.training.step import StepMetrics, TrainState
 
 IN_FLIGHT_STEPS = 2.0

@@ -2,23 +2,236 @@
 
 A line of metrics.jsonl counts completed steps. Everything about a step is written before the next checkpoint, so the
 file of a resumed run equals that of an uninterrupted run, except for times.
+
+`metrics.jsonl`: metrics of a run, one JSON object per line, ordered by step; and experiment trackers.
+
+    {"step": 100, "loss": 6.31, "rate": 1e-4, "tokens": 6553600}
+    {"step": 100, "held_out": {"loss": 6.4}}
+    {"step": 100, "event": "length", "length": 512}
+    {"step": 101, "loss": null, "nonfinite": ["loss"]}
+
+Lines are appended atomically. A resumed run truncates incomplete lines and lines of steps that it will repeat, so its
+file equals that of an uninterrupted run, except for times. This requires that everything about a step is written before
+the next checkpoint.
+
+Trackers (TensorBoard, Weights & Biases) are for users who have the packages. Nothing is uploaded: TensorBoard's files
+are in the run's folder `tensorboard`, those of Weights & Biases in `wandb`; `wandb sync` uploads them.
 """
 
+import json
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, Protocol, Self, cast
 
-from pretune.core import log
+from pretune.core import config, log
 from pretune.core.config import from_dict, to_dict
+from pretune.core.errors import CheckpointError, UsageError, suggest
+from pretune.core.io import open_in_place, parse_json, translate_write_errors
 from pretune.core.run_dir import RunDir
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.config import TrainConfig
 from pretune.training.cost import CostMeter, Totals, compute_cost
 from pretune.training.loop import Loop
-from pretune.training.metrics_log import MetricsLog, Trackers
 from pretune.training.optim import AveragedDescent
 from pretune.training.progress import Progress, RunSummary, show_summary
+from pretune.training.records import MetricsLine
 from pretune.training.step import StepMetrics
+
+Value = float | int | str | bool | None | Mapping[str, "Value"]
+
+
+class MetricsLog:
+    """Metrics file of one run, open for appending.
+
+    A new run (`last_step` None) starts an empty file. A resumed run keeps the lines up to `last_step`, the step of its
+    checkpoint, and of these at most the first `max_size` bytes.
+    """
+
+    def __init__(
+        self, directory: str | os.PathLike[str], *, last_step: int | None = None, max_size: int | None = None
+    ) -> None:
+        self.path = RunDir(Path(directory)).metrics
+        with translate_write_errors(self.path):
+            self._file = open_in_place(self.path)
+            self.size = 0 if last_step is None else _find_valid_size(self.path, last_step, max_size)
+            os.ftruncate(self._file, self.size)
+            os.lseek(self._file, 0, os.SEEK_END)
+
+    def write(self, step: int, values: Mapping[str, Value]) -> None:
+        """Append a line. Non-finite numbers become null, and `nonfinite` lists their names."""
+        if "step" in values or "nonfinite" in values:
+            raise UsageError("'step' and 'nonfinite' are reserved names of metrics.jsonl; use other names")
+        nonfinite: list[str] = []
+        line: dict[str, Any] = {
+            "step": step,
+            **{name: _replace_nonfinite(name, value, nonfinite) for name, value in values.items()},
+        }
+        if nonfinite:
+            line["nonfinite"] = nonfinite
+        data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        with translate_write_errors(self.path):
+            try:
+                size = 0
+                while size < len(data):
+                    size += os.write(self._file, data[size:])
+            except OSError:
+                os.ftruncate(self._file, self.size)  # complete lines only, also when the disk is full
+                os.lseek(self._file, 0, os.SEEK_END)
+                raise
+        self.size += len(data)
+
+    def sync(self) -> None:
+        """Flush to disk; call before saving a checkpoint of these steps."""
+        with translate_write_errors(self.path):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Read the lines of a run, skipping invalid ones such as an incomplete line left by a crash."""
+    return [
+        line
+        for text in RunDir(Path(directory)).metrics.read_bytes().splitlines()
+        if (line := _parse_line(text)) is not None
+    ]
+
+
+def _find_valid_size(path: Path, last_step: int, max_size: int | None) -> int:
+    """Return the bytes before the first line of a later step, beyond `max_size`, or incomplete at the end."""
+    size = end = 0
+    with path.open("rb") as file:
+        for text in file:
+            end += len(text)
+            line = _parse_line(text)
+            if (line is not None and line["step"] > last_step) or (max_size is not None and end > max_size):
+                return size
+            if text.endswith(b"\n") and line is not None:
+                size = end
+    return size
+
+
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    try:
+        line = parse_json(text.decode(), CheckpointError, "metrics")
+        config.check_record(MetricsLine, line, CheckpointError, "metrics")
+    except (UnicodeDecodeError, CheckpointError):
+        return None
+    return cast(dict[str, Any], line)
+
+
+def _replace_nonfinite(name: str, value: Value, nonfinite: list[str]) -> Any:
+    """Convert a value to JSON; append the names of non-finite numbers to `nonfinite`."""
+    if isinstance(value, Mapping):
+        return {key: _replace_nonfinite(f"{name}.{key}", item, nonfinite) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        nonfinite.append(name)
+        return None
+    return value
+
+
+class Tracker(Protocol):
+    """Logs scalars by step."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the values of a step."""
+
+    def close(self) -> None:
+        """Flush and close."""
+
+
+class Trackers:
+    """A list of trackers as one; may be empty. `start` is the step at which a run resumes."""
+
+    def __init__(
+        self, names: Sequence[str], directory: Path, *, start: int = 0, config: Mapping[str, Any] | None = None
+    ) -> None:
+        for name in names:
+            if name not in _TRACKERS:
+                raise UsageError(f"unknown tracker '{name}'; known: {', '.join(_TRACKERS)}{suggest(name, _TRACKERS)}")
+        self._trackers: list[Tracker] = [
+            _TRACKERS[name](directory, start, config or {}) for name in dict.fromkeys(names)
+        ]
+
+    def log(self, step: int, values: Mapping[str, float | None]) -> None:
+        """Log the finite values of a step."""
+        finite_values = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        for tracker in self._trackers:
+            tracker.log(step, finite_values)
+
+    def close(self) -> None:
+        """Flush and close."""
+        for tracker in self._trackers:
+            tracker.close()
+
+
+class TensorBoard:
+    """Event files for `tensorboard --logdir RUN`; a resumed run hides values of steps that it repeats."""
+
+    def __init__(self, directory: Path, start: int, config: Mapping[str, Any]) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise _build_missing_error("tensorboard") from None
+        purge = {"purge_step": start} if start else {}
+        self._writer: Any = SummaryWriter(str(directory / "tensorboard"), **purge)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """Offline W&B run; a resumed run creates another one of the same name."""
+
+    def __init__(self, directory: Path, start: int, config: Mapping[str, Any]) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise _build_missing_error("wandb") from None
+        name = directory.resolve().name
+        settings = wandb.Settings(silent=True, console="off")  # pretune prints its own messages
+        self._run: Any = wandb.init(
+            mode="offline",
+            dir=str(directory),
+            project="pretune",
+            name=name,
+            group=name,
+            config=dict(config),
+            settings=settings,
+        )
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_TRACKERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+}
+
+
+def _build_missing_error(name: str) -> UsageError:
+    return UsageError(f"tracker '{name}' needs the extra 'trackers': pip install 'pretune[trackers]'")
 
 
 class RunLogger:

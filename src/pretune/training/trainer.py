@@ -43,10 +43,9 @@ from pretune.training.cuda_graph import build_cuda_graph
 from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
 from pretune.training.loop import DivergenceGuard, GracefulShutdown, Hook, Loop
-from pretune.training.metrics_log import read_metrics
 from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages
 from pretune.training.progress import Progress, RunSummary
-from pretune.training.run_logger import RunLogger
+from pretune.training.run_logger import RunLogger, read_metrics
 from pretune.training.step import ModelWithLoss, TrainingObjective, TrainState, count_micro_batches
 from pretune.training.validation import (
     EarlyStopping,

@@ -10,8 +10,7 @@ from pretune.runs.finetune.results import bootstrap, find_collapse, read_predict
 from pretune.runs.finetune.task_data import TaskData, compute_scores
 from pretune.runs.finetune.trial import _compact_prediction
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.splits import TaskSplits
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, TaskSplits
 
 TEXTS = ("the old sea", "a grey stone", "the long road home", "salt")
 TAGS = ("O", "B-PER", "B-LOC")

@@ -18,8 +18,7 @@ from pretune.runs.finetune.task_data import (
 )
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.splits import TaskSplits
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, TaskSplits
 from pretune.tasks.types import get_type, has_answers
 
 KNOWN = {

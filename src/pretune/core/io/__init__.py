@@ -4,30 +4,36 @@ All important writes and all removals go through this package, so a full disk or
 under its final name, and the same problem always gives the same one-line error.
 """
 
-from pretune.core.io.directories import OWNERS, atomic_directory, recover
+from pretune.core.io.directories import (
+    OWNERS,
+    atomic_directory,
+    move_file,
+    recover,
+    remove,
+    remove_abandoned,
+    scratch_directory,
+    sweep,
+)
 from pretune.core.io.files import (
+    FORMAT,
     MANIFEST,
     atomic_write,
     check_links,
+    check_manifest,
     is_file_name,
     open_in_place,
     open_regular,
-    read_bounded,
-    real_path,
-    resolve_inside,
-    translate_write_errors,
-)
-from pretune.core.io.strict_json import (
-    FORMAT,
-    check_manifest,
     parse_json,
+    read_bounded,
     read_formatted_json,
     read_json,
+    real_path,
+    resolve_inside,
     sha256,
+    translate_write_errors,
     write_json,
     write_manifest,
 )
-from pretune.core.io.temporary import move_file, remove, remove_abandoned, scratch_directory, sweep
 
 __all__ = [
     "FORMAT", "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name",

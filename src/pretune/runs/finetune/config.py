@@ -18,8 +18,7 @@ from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
 from pretune.nn.heads import PoolingConfig
 from pretune.runs.config import RunConfig
-from pretune.training.config import TrainConfig
-from pretune.training.schedules import LinearSchedule, Schedule
+from pretune.training.config import LinearSchedule, Schedule, TrainConfig
 
 DEFAULT_EPOCHS, MIN_STEPS, MAX_EPOCHS = 3.0, 300, 30.0
 """Three epochs (Devlin et al., 2019), or more on small data (Mosbach et al., 2021): 300 steps or 30 epochs."""

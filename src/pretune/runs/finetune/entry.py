@@ -16,10 +16,9 @@ from typing import Any
 
 from pretune.core import config as specs
 from pretune.core import log
-from pretune.core.api import check_arguments
+from pretune.core.api import check_arguments, require_out
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError, DataError, ResourceError, UsageError
-from pretune.core.options import require_out
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import parse_baselines
 from pretune.inference.word_vectors import WordVectors

@@ -24,7 +24,7 @@ from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
 from pretune.runs.finetune.features import FeatureFlops, can_cache, fits
 from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
 from pretune.tasks.example import Example
-from pretune.tasks.splits import sample_subset
+from pretune.tasks.task import sample_subset
 from pretune.tasks.types import get_type
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter

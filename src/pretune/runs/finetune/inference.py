@@ -22,9 +22,8 @@ from pretune.runs.finetune.task_data import TaskData, open_task
 from pretune.tasks import TASKS
 from pretune.tasks.encoding import Counts
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.splits import sample_subset
 from pretune.tasks.table import open_table
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, sample_subset
 from pretune.tasks.types import get_type, has_answers, score
 from pretune.tasks.types.span import is_squad
 from pretune.tasks.user_table import build_user_task

@@ -17,8 +17,7 @@ from typing import Any
 
 from pretune.core import io, log
 from pretune.core.hub import resolve_path
-from pretune.core.run_dir import RunDir
-from pretune.core.stored_paths import PATHS_KEY, MovedPath
+from pretune.core.run_dir import PATHS_KEY, MovedPath, RunDir
 from pretune.data.prepared_data import PreparedData
 from pretune.models.hf import checkpoint
 from pretune.runs.defaults import build_pretrain_config

@@ -11,9 +11,8 @@ from pretune.metrics import compute_suite_averages
 from pretune.runs.finetune.config import TaskConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.splits import TaskSplits, divide, load_task, sample_subset
 from pretune.tasks.table_reader import TableReader
-from pretune.tasks.task import Task
+from pretune.tasks.task import Task, TaskSplits, divide, load_task, sample_subset
 from pretune.tasks.types import EVALUATION_ONLY, TYPE_ALIASES, get_type, has_answers, score
 from pretune.tasks.user_table import build_user_task, describe_alternative
 from pretune.text.corpora.builtin import Reviews

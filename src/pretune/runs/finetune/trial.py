@@ -53,8 +53,8 @@ from pretune.runs.finetune.outlook import RemainingWork, TrialOutlook
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity
-from pretune.tasks.splits import sample_subset
 from pretune.tasks.stream import MultiTaskStream, TaskStream
+from pretune.tasks.task import sample_subset
 from pretune.tasks.types import build_row, get_type
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 from pretune.training.checkpoints import collect_weights

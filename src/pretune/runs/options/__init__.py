@@ -6,8 +6,8 @@ Nothing here imports torch or numpy: the command line is derived from it.
 import re
 from typing import Literal
 
+from pretune.core.api import Option
 from pretune.core.config import parse_assignments
-from pretune.core.options import Option
 
 DocumentUnit = Literal["auto", "file", "block", "line", "field"]
 Quantization = Literal["int8", "nf4"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.core.options import ConfigSource, Options, StrPath, option, option_set
+from pretune.core.api import ConfigSource, Options, StrPath, option, option_set
 from pretune.runs.options import CONFIG, DEVICE, OUT, RESUME, SET
 
 SETTING_NAMES = tuple(

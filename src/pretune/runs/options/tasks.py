@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from pretune.core.api import ConfigSource, Options, StrPath, option, option_set, setting
 from pretune.core.errors import UsageError
-from pretune.core.options import ConfigSource, Options, StrPath, option, option_set, setting
 from pretune.runs.options import (
     BASE,
     CONFIG,

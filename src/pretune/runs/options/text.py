@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from pretune.core.api import Options, StrPath, option, option_set
 from pretune.core.errors import UsageError
-from pretune.core.options import Options, StrPath, option, option_set
 from pretune.runs.options import BY, CORPUS, FIELD, TASK_DATA, DocumentUnit, parse_names
 from pretune.text.styles import KINDS, STYLES
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.core.io.strict_json import parse_json
+from pretune.core.io.files import parse_json
 from pretune.tasks.benchmarks.readers import RowReader, build_task, list_files
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, data_error, read_text

@@ -14,7 +14,7 @@ from torch import Tensor
 from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.core.io.strict_json import MAX_BYTES
+from pretune.core.io.files import MAX_BYTES
 from pretune.models import tensor_files
 from pretune.training.records import StateFile
 
