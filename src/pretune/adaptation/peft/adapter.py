@@ -18,11 +18,10 @@ from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
     MAX_SIZE,
+    AdaptedLinear,
     PeftMethod,
-    find_adapted_layers,
     find_linears,
     init_uniform,
-    wrap_linear,
 )
 from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.seed import mix
@@ -63,31 +62,19 @@ class Adapter(PeftMethod):
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the down- and up-projections with their biases, and the norms of the stacks."""
-        names = [
-            f"{path}.adapter.{name}"
-            for path, _, _, layer in find_adapted_layers(model)
-            if isinstance(layer, LinearWithAdapter)
-            for name, _ in layer.adapter.named_parameters()
-        ]
+        names = [*PeftMethod.list_trainable_names(self, model)]
         for path, module in model.named_modules():
-            if isinstance(module, OutputAdapter):
-                names += [f"{path}.{name}" for name, _ in module.named_parameters()]
             if self.norms and isinstance(module, NORM_MODULES) and path.startswith(("encoder.", "decoder.")):
                 names += [f"{path}.{name}" for name, _ in module.named_parameters()]
         return tuple(names)
 
 
-class LinearWithAdapter(nn.Module):
+class LinearWithAdapter(AdaptedLinear):
     """A linear layer followed by its adapter."""
 
-    is_adapter: ClassVar[bool] = True
-    weight: Parameter
-    bias: Parameter | None
-
     def __init__(self, linear: nn.Linear, spec: Adapter, seed: int) -> None:
-        super().__init__()
+        super().__init__(linear)
         self.adapter = Bottleneck(linear.out_features, spec, linear.weight.device, seed)
-        wrap_linear(self, linear)
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.linear(x, self.weight, self.bias)

@@ -54,12 +54,28 @@ class PeftMethod:
         raise NotImplementedError
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """Return the names of the trained parameters of a model that the method was applied to."""
-        raise NotImplementedError
+        """Return the names of the trained parameters of a model that the method was applied to.
 
+        By default all of the method's modules, except for the weight and bias of the layers that they replace.
+        """
+        names = {
+            f"{path}.{name}"
+            for path, module in model.named_modules()
+            if is_adapter_module(module)
+            for name, _ in module.named_parameters()
+            if name not in ("weight", "bias")
+        }
+        return tuple(name for name, _ in model.named_parameters() if name in names)
+
+    @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
         """Merge the adapter into the weights and remove the method's modules; UsageError if that is impossible."""
-        raise UsageError(f"{type(self).__name__} cannot be merged into the weights: keep it separate")
+        if not self.is_mergeable:
+            raise UsageError(f"{type(self).__name__} cannot be merged into the weights: keep it separate")
+        for _, owner, name, layer in find_adapted_layers(model):
+            if isinstance(layer, AdaptedLinear):
+                layer.merge_weights()
+                setattr(owner, name, to_linear(layer))
 
 
 def get_adapter_state(method: PeftMethod, model: LanguageModel) -> dict[str, Tensor]:
@@ -125,12 +141,25 @@ def is_adapter_module(module: nn.Module) -> bool:
     return getattr(module, "is_adapter", False) is True
 
 
-def wrap_linear(module: Any, linear: nn.Module) -> None:
-    """Set the weights of a linear layer, plain or in 4 bits, on a module, under the same names."""
-    module.in_features, module.out_features = linear.in_features, linear.out_features
-    for name, part in (*linear._parameters.items(), *linear._modules.items()):
-        setattr(module, name, part)
-    module.train(linear.training)
+class AdaptedLinear(nn.Module):
+    """A linear layer with what a method adds; the layer's weights, plain or in 4 bits, keep their names."""
+
+    is_adapter: ClassVar[bool] = True
+    in_features: int
+    out_features: int
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        for name, part in (*linear._parameters.items(), *linear._modules.items()):
+            setattr(self, name, part)
+        self.train(linear.training)
+
+    def merge_weights(self) -> None:
+        """Merge what the method adds into the weight and bias, in place, if the method is mergeable."""
+        raise NotImplementedError
 
 
 def to_linear(module: Any) -> nn.Linear:

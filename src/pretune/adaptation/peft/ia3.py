@@ -12,15 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import (
-    PeftMethod,
-    Target,
-    find_adapted_layers,
-    find_linears,
-    refuse_recurrent,
-    to_linear,
-    wrap_linear,
-)
+from pretune.adaptation.peft.base import AdaptedLinear, PeftMethod, Target, find_linears, refuse_recurrent
 from pretune.core.config import NonEmpty, spec
 from pretune.models.model import LanguageModel
 
@@ -42,33 +34,12 @@ class IA3(PeftMethod):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, InputScaledLinear(linear) if name in self.inputs else ScaledLinear(linear))
 
-    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """Return the vector of every target."""
-        return tuple(
-            f"{path}.scale"
-            for path, _, _, layer in find_adapted_layers(model)
-            if isinstance(layer, ScaledLinear | InputScaledLinear)
-        )
 
-    @torch.no_grad()
-    def merge(self, model: LanguageModel) -> None:
-        """Multiply the rows (for inputs: columns) of the weights, and restore the linear layers."""
-        for _, owner, name, layer in find_adapted_layers(model):
-            if isinstance(layer, ScaledLinear | InputScaledLinear):
-                layer.merge_scale()
-                setattr(owner, name, to_linear(layer))
-
-
-class ScaledLinear(nn.Module):
+class ScaledLinear(AdaptedLinear):
     """scale * (W x + b)"""
 
-    is_adapter: ClassVar[bool] = True
-    weight: Parameter
-    bias: Parameter | None
-
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        wrap_linear(self, linear)
+        super().__init__(linear)
         self.scale = Parameter(torch.ones(linear.out_features, device=linear.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -78,28 +49,23 @@ class ScaledLinear(nn.Module):
         """Rescale y = W x + b."""
         return y * self.scale.to(y.dtype)
 
-    def merge_scale(self) -> None:
+    def merge_weights(self) -> None:
         """Multiply the rows of the weight, and the bias."""
         self.weight.mul_(self.scale[:, None])
         if self.bias is not None:
             self.bias.mul_(self.scale)
 
 
-class InputScaledLinear(nn.Module):
+class InputScaledLinear(AdaptedLinear):
     """W (scale * x) + b"""
 
-    is_adapter: ClassVar[bool] = True
-    weight: Parameter
-    bias: Parameter | None
-
     def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        wrap_linear(self, linear)
+        super().__init__(linear)
         self.scale = Parameter(torch.ones(linear.in_features, device=linear.weight.device))
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x * self.scale.to(x.dtype), self.weight, self.bias)
 
-    def merge_scale(self) -> None:
+    def merge_weights(self) -> None:
         """Multiply the columns of the weight."""
         self.weight.mul_(self.scale)

@@ -19,13 +19,11 @@ from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import (
     MAX_SIZE,
+    AdaptedLinear,
     PeftMethod,
     Target,
-    find_adapted_layers,
     find_linears,
     init_uniform,
-    to_linear,
-    wrap_linear,
 )
 from pretune.core.config import Ge, Le, Lt, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
@@ -55,20 +53,6 @@ class LoRA(PeftMethod):
             assert isinstance(linear, nn.Linear)
             setattr(owner, name, LoraLinear(linear, self, mix(seed, number) >> 1))
 
-    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """Return A and B of every target."""
-        paths = [path for path, _, _, layer in find_adapted_layers(model) if isinstance(layer, LoraLinear)]
-        return tuple(f"{path}.{part}" for path in paths for part in ("a", "b"))
-
-    @torch.no_grad()
-    def merge(self, model: LanguageModel) -> None:
-        """Add the products to the weights, computed in fp32 or better, and restore the linear layers."""
-        for _, owner, name, layer in find_adapted_layers(model):
-            if isinstance(layer, LoraLinear):
-                weight = layer.get_parameter("weight")
-                weight.copy_(layer.compute_delta() + weight)
-                setattr(owner, name, to_linear(layer))
-
 
 def check_dropout(model: LanguageModel, dropout: float) -> None:
     """Raise `UsageError` for dropout in a recurrent model: its products are added to the weights, not to outputs."""
@@ -83,21 +67,14 @@ def compute_base_weight(layer: nn.Module, dtype: torch.dtype) -> Tensor:
     return weight
 
 
-class LoraLinear(nn.Module):
+class LoraLinear(AdaptedLinear):
     """A frozen linear layer, plain or in 4 bits (`base`), with trained `a` [r, in] and `b` [out, r].
 
-    The weights of the base are set on this module, under the same names. Attention calls `finish` when it has computed
-    the product with W itself.
+    Attention calls `finish` when it has computed the product with W itself.
     """
 
-    is_adapter: ClassVar[bool] = True
-    in_features: int
-    out_features: int
-    bias: Parameter | None
-
     def __init__(self, base: nn.Module, spec: LoRA, seed: int) -> None:
-        super().__init__()
-        wrap_linear(self, base)
+        super().__init__(base)
         self.base_type: Any = type(base)
         self.scale = spec.alpha / spec.rank
         device = next(iter((*base.parameters(), *base.buffers()))).device
@@ -113,6 +90,10 @@ class LoraLinear(nn.Module):
         hidden = F.linear(self.dropout(x).to(self.a.dtype), self.a)
         # NOTE: not torch.add(…, alpha=): compiled after a matrix product, torch 2.11 to 2.13 leave alpha out.
         return y + F.linear(hidden * self.scale, self.b).to(y.dtype)
+
+    def merge_weights(self) -> None:
+        """Add the product to the weight, computed in fp32 or better."""
+        self.weight.copy_(self.compute_delta() + self.weight)
 
     def compute_weight(self) -> Tensor:
         """Return the adapted weight W + (alpha / r) B A, for an LSTM, whose library takes weights instead of layers."""

@@ -43,7 +43,6 @@ from pretune.nn.two_stream import TwoStreamStack
 Side = Literal["encoder", "decoder"]
 SelfAttention = MultiHeadAttention | RelativeAttentionLayer
 KeysAndValues = tuple[Tensor, Tensor]
-PREFIX_PATH = ".attention.prefix."
 
 
 @spec(kind="prefix")
@@ -79,10 +78,6 @@ class PrefixTuning(PeftMethod):
                 layer.attention.prefix = (
                     KeyValuePrefix(*initial) if trunk is None else ReparameterizedPrefix(*initial, trunk)
                 )
-
-    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """Return the keys and values of every block, or the parameters of the reparameterization."""
-        return tuple(name for name, _ in model.named_parameters() if PREFIX_PATH in name)
 
     def fold(self, model: LanguageModel) -> "tuple[PrefixTuning, dict[str, Tensor]]":
         """Return the prefix without its reparameterization, and its keys and values by name."""
@@ -240,10 +235,6 @@ class PromptTuning(PeftMethod):
         refuse_recurrent(model, "prompt tuning needs attention to its virtual tokens, which a recurrent model lacks")
         tokens = choose_tokens(model, self.count, self.tokens, seed)
         model.prompt = PromptTable(model.tokens.weight.detach().index_select(0, tokens).clone())
-
-    def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
-        """Return the name of the table."""
-        return () if model.prompt is None else ("prompt.table",)
 
 
 class PromptTable(nn.Module):
