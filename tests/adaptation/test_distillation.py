@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from pretune.adaptation import distillation
-from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.adapted import ModelWithHead, MultiTask, adapt
 from pretune.adaptation.distillation import LayerStageHook, TaskDistill, TaskTeacher
 from pretune.adaptation.heads import HEADS
-from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.heads.sequence import Classification, Regression
 from pretune.adaptation.heads.token import Generation, Tagging
 from pretune.adaptation.teacher import freeze_teacher

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import adapt
+from pretune.adaptation.adapted import MultiTask, adapt
 from pretune.adaptation.freeze import (
     Decay,
     Epochs,
@@ -19,7 +19,6 @@ from pretune.adaptation.freeze import (
     freeze,
 )
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.heads.token import Tagging
 from pretune.adaptation.peft.lora import LoRA

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.heads.multi_task import MultiTask
+from pretune.adaptation.adapted import ModelWithHead, MultiTask, adapt
 from pretune.adaptation.heads.sequence import Choice, Classification, Regression
 from pretune.adaptation.heads.token import Tagging
 from pretune.core.errors import CheckpointError, UsageError

@@ -8,7 +8,7 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.peft.prefix import PrefixTuning
-from pretune.adaptation.peft.qlora import QLoRA, build_scale_table, build_value_table, dequantize, quantize
+from pretune.adaptation.peft.qlora import QLoRA, Weight4bit
 from pretune.core.errors import UsageError
 from pretune.models.catalog import build
 from pretune.models.model import LanguageModel
@@ -75,16 +75,11 @@ def test_a_prefix_in_every_backend(family: str, lengths: tuple[int, ...], row: i
 
 def test_4_bits_are_the_same_bits() -> None:
     weight = 0.05 * torch.randn(300, 700)
-    cpu_weight, gpu_weight = quantize(weight), quantize(weight.cuda())
+    cpu_weight, gpu_weight = Weight4bit(weight), Weight4bit(weight.cuda())
     assert torch.equal(cpu_weight.codes, gpu_weight.codes.cpu())
     assert (cpu_weight.scales.int() - gpu_weight.scales.cpu().int()).abs().max() <= 1
-    gpu_values = dequantize(gpu_weight, torch.float32, build_value_table("cuda"), build_scale_table("cuda")).cpu()
-    torch.testing.assert_close(
-        gpu_values,
-        dequantize(cpu_weight, torch.float32, build_value_table("cpu"), build_scale_table("cpu")),
-        rtol=0.03,
-        atol=1e-6,
-    )
+    gpu_values = gpu_weight.dequantize(torch.float32).cpu()
+    torch.testing.assert_close(gpu_values, cpu_weight.dequantize(torch.float32), rtol=0.03, atol=1e-6)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])

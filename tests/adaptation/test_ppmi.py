@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from pretune.adaptation.static import cooccurrence as counting
-from pretune.adaptation.static.cooccurrence import Ppmi, compute_ppmi, count_matrix
-from pretune.adaptation.static.word2vec import WordCorpus
+from pretune.adaptation import cooccurrence as counting
+from pretune.adaptation.cooccurrence import Ppmi, compute_ppmi, count_matrix
+from pretune.adaptation.word2vec import WordCorpus
 from pretune.core.errors import UsageError
 
 TEXTS = [["a", "b", "c", "a"], ["c", "b"], ["d"], ["b", "a", "b"]]

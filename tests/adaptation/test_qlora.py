@@ -14,13 +14,9 @@ from pretune.adaptation.peft.qlora import (
     NF4_VALUES,
     Linear4bit,
     QLoRA,
-    QuantizedWeight,
     Weight4bit,
     build_scale_table,
     build_value_table,
-    compute_scales,
-    dequantize,
-    quantize,
 )
 from pretune.core.errors import UsageError
 from tests.contracts.laws import read
@@ -29,23 +25,19 @@ from tests.contracts.tiny import model_of, text
 SHAPES = [(48, 80), (33, 7), (1, 1), (256, 192)]
 
 
-def build_weight(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, QuantizedWeight]:
+def build_weight(shape: tuple[int, int], size: float = 0.05, **settings: Any) -> tuple[torch.Tensor, Weight4bit]:
     weight = size * torch.randn(shape, generator=torch.Generator().manual_seed(3))
-    return weight, quantize(weight, **settings)
-
-
-def dequantize_weight(small: QuantizedWeight) -> torch.Tensor:
-    return dequantize(small, torch.float32, build_value_table("cpu"), build_scale_table("cpu"))
+    return weight, Weight4bit(weight, **settings)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_weight_is_the_nearest_value(shape: tuple[int, int]) -> None:
     weight, small = build_weight(shape, group=None)
     scales = F.pad(weight.reshape(-1), (0, -weight.numel() % 64)).view(-1, 64).abs().amax(1)
-    assert torch.equal(compute_scales(small, build_scale_table("cpu")), scales)
+    assert torch.equal(small.scales.view(torch.float32), scales)
     every = scales.repeat_interleave(64)[: weight.numel()].view(shape)
     nearest = (weight[..., None] - every[..., None] * build_value_table("cpu")).abs().amin(-1)
-    torch.testing.assert_close((weight - dequantize_weight(small)).abs(), nearest, rtol=0, atol=1e-7)
+    torch.testing.assert_close((weight - small.dequantize(torch.float32)).abs(), nearest, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -59,7 +51,9 @@ def test_dequantisation_written_out(shape: tuple[int, int]) -> None:
         block = number // 64
         scale = steps[int(small.scales[block])] * coarse[block // 256] + coarse[-1]
         expected.append(NF4_VALUES[byte & 15 if number % 2 else byte >> 4] * scale)
-    torch.testing.assert_close(dequantize_weight(small), torch.tensor(expected).view(shape), rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(
+        small.dequantize(torch.float32), torch.tensor(expected).view(shape), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_tables() -> None:
@@ -71,15 +65,17 @@ def test_tables() -> None:
 def test_zeros_stay_zeros() -> None:
     weight = torch.zeros(8, 64)
     weight[3] = torch.linspace(-1, 1, 64)
-    values = dequantize_weight(quantize(weight, group=None))
+    values = Weight4bit(weight, group=None).dequantize(torch.float32)
     assert (values[:3] == 0).all() and (values[4:] == 0).all() and values[3].abs().max() == 1
-    assert (dequantize_weight(quantize(torch.zeros(3, 5))) == 0).all()
+    assert (Weight4bit(torch.zeros(3, 5)).dequantize(torch.float32) == 0).all()
 
 
 def test_bits_of_a_weight() -> None:
     """The paper's 4 + 8 / 64 + 32 / (64 * 256), and one number for the mean."""
     _, small = build_weight((512, 256))
-    assert small.nbytes * 8 == 512 * 256 * (4 + 8 / 64 + 32 / (64 * 256)) + 32
+    assert small.coarse is not None
+    nbytes = small.codes.nbytes + small.scales.nbytes + small.coarse.nbytes
+    assert nbytes * 8 == 512 * 256 * (4 + 8 / 64 + 32 / (64 * 256)) + 32
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != (1, 1)])
@@ -101,15 +97,14 @@ def test_as_bitsandbytes_has_it(shape: tuple[int, int]) -> None:
     assert difference.max() <= 1 and difference.float().mean() < 0.01
     if shape[1] % 64 and shape[1] % 2 == 0:
         return
-    ours, theirs = dequantize_weight(small), peer.dequantize_4bit(codes, state)
+    ours, theirs = small.dequantize(torch.float32), peer.dequantize_4bit(codes, state)
     torch.testing.assert_close(ours, theirs, rtol=0.02, atol=1e-6)
     if not difference.any():
         torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=0)
 
 
 def test_a_product_keeps_nothing_but_the_bits() -> None:
-    weight, _ = build_weight((40, 24))
-    layer = Weight4bit(weight)
+    _, layer = build_weight((40, 24))
     x, bias = torch.randn(5, 24, requires_grad=True), torch.randn(40, requires_grad=True)
     saved: list[torch.Tensor] = []
 
@@ -129,8 +124,7 @@ def test_a_product_keeps_nothing_but_the_bits() -> None:
 
 
 def test_precision_is_that_of_the_model_and_of_autocast() -> None:
-    weight, _ = build_weight((40, 24))
-    layer = Weight4bit(weight)
+    _, layer = build_weight((40, 24))
     buffers = [buffer.clone() for buffer in layer.buffers()]
     layer.bfloat16()
     assert all(torch.equal(*pair) for pair in zip(buffers, layer.buffers(), strict=True)), "no bit is rounded"

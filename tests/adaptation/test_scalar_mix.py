@@ -14,16 +14,18 @@ from pretune.adaptation.freeze import Frozen, freeze
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Choice, Classification, Regression
 from pretune.adaptation.heads.token import Span, Tagging
-from pretune.adaptation.scalar_mix import LayerMix, Mixing, MixReader, ScalarMixHead, extract_layers
+from pretune.adaptation.scalar_mix import LayerMix, Mixing, ScalarMixHead, extract_layers
 from pretune.core.errors import UsageError
 from pretune.models.bidirectional_lm import reverse_sequences
-from pretune.nn.layers import LayerNorm
-from pretune.nn.lstm import AdditiveAttention, BiLSTM
+from pretune.nn.lstm import BiLSTM
 from tests.contracts.tiny import CASES, lay, model_of, text
 from tests.selection import keep_quick
 
-SMALL = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=AdditiveAttention(hidden=4), dropout=0.0)
-TAGGER = MixReader(classes=3, lstm=BiLSTM(hidden=8), pool=None, dropout=0.0)
+SMALL = Mixing(lstm=BiLSTM(hidden=8), attention=4, dropout=0.0)
+
+
+def build_head(width: int, layers: int, *, tagging: bool = False) -> ScalarMixHead:
+    return ScalarMixHead(SMALL, classes=3, width=width, layers=layers, tagging=tagging)
 
 
 FAMILY_CASES = {name.partition("-")[0]: name for name in CASES}
@@ -36,9 +38,9 @@ def test_the_layers_of_every_family_can_be_read(name: str) -> None:
     model = copy.deepcopy(model_of(name)).train()  # that one is shared by all tests
     hidden, batch = extract_layers(model, lay(model.spec, text(6, 3, 8)))
     assert model.training and not any(layer.requires_grad for layer in hidden)
-    logits = SMALL.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
+    logits = build_head(model.spec.width, len(hidden))(hidden, batch)
     assert logits.shape == (batch.cells, 3) and torch.isfinite(logits).all()
-    tags = TAGGER.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
+    tags = build_head(model.spec.width, len(hidden), tagging=True)(hidden, batch)
     assert tags.shape == (len(batch.tokens), 3)
 
 
@@ -48,7 +50,7 @@ def test_layers_of_unequal_widths_are_refused(family: str) -> None:
     hidden, batch = extract_layers(model, lay(model.spec, text(6, 3, 8)))
     widths = ", ".join(str(layer.shape[-1]) for layer in hidden)
     with pytest.raises(UsageError, match=f"equal width, got {widths};"):
-        SMALL.build(width=model.spec.width, layers=len(hidden))(hidden, batch)
+        build_head(model.spec.width, len(hidden))(hidden, batch)
     for head in HEADS.values():
         with pytest.raises(UsageError, match=f"equal width, got {widths};"):
             adapt(model, head)
@@ -77,7 +79,7 @@ def test_a_mix_finds_the_layer_that_tells() -> None:
     labels[owners] = torch.tensor([0, 1, 2, 1])
     noise, telling = torch.randn(len(batch.tokens), 6), torch.zeros(len(batch.tokens), 6)
     telling[batch.sequence >= 0, labels[batch.sequence[batch.sequence >= 0].long()]] = 1.0
-    reader = SMALL.build(width=6, layers=3)
+    reader = build_head(6, 3)
     optimizer = torch.optim.Adam(reader.parameters(), lr=0.03)
     losses = []
     for _ in range(60):
@@ -89,14 +91,6 @@ def test_a_mix_finds_the_layer_that_tells() -> None:
         optimizer.step()
     assert losses[-1] < 0.3 * losses[0]
     assert int(reader.mix.s.argmax()) == 1
-
-
-@pytest.mark.parametrize(
-    "spec", [SMALL, TAGGER, MixReader(classes=2, mix=LayerMix(norm=LayerNorm()), lstm=BiLSTM(hidden=3, depth=2))]
-)
-def test_parameters_are_counted(spec: MixReader) -> None:
-    module = spec.build(width=5, layers=4)
-    assert spec.params(width=5, layers=4) == sum(weight.numel() for weight in module.parameters())
 
 
 MIXING = Mixing(lstm=BiLSTM(hidden=4), attention=4, dropout=0.0)

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pretune.adaptation.static import word2vec
-from pretune.adaptation.static.cooccurrence import Glove, count_pairs
-from pretune.adaptation.static.word2vec import Word2Vec, WordCorpus
+from pretune.adaptation import word2vec
+from pretune.adaptation.cooccurrence import Glove, count_pairs
+from pretune.adaptation.word2vec import Word2Vec, WordCorpus
 from pretune.core.errors import DataError, DivergedError, UsageError
 from pretune.inference.word_vectors import WordVectors, is_word_vectors
 from tests.selection import scale_examples

@@ -14,7 +14,7 @@ from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears, get_
 from pretune.adaptation.peft.io import AdapterExtras, load_adapter, save_adapter
 from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.peft.peft_format import pack
-from pretune.adaptation.peft.qlora import QLoRA, build_scale_table, build_value_table, dequantize, quantize
+from pretune.adaptation.peft.qlora import QLoRA, Weight4bit
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.models.bidirectional_lm import build_bidirectional_lm, make_two_way
 from pretune.models.model import LanguageModel
@@ -54,11 +54,11 @@ def base_of(case: str, method: PeftMethod) -> LanguageModel:
     """A case's model, its weights rounded to 4 bits where the method does that."""
     if not isinstance(method, QLoRA):
         return model_of(case)
-    model, tables = copy.deepcopy(model_of(case)), (build_value_table("cpu"), build_scale_table("cpu"))
+    model = copy.deepcopy(model_of(case))
     with torch.no_grad():
         for _, _, _, layer in find_linears(model, TARGETS):
-            small = quantize(layer.weight, block=method.block, group=method.group)
-            layer.weight.copy_(dequantize(small, torch.float32, *tables))
+            small = Weight4bit(layer.weight, block=method.block, group=method.group)
+            layer.weight.copy_(small.dequantize(torch.float32))
     return model
 
 

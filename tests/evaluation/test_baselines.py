@@ -10,7 +10,7 @@ import pytest
 import torch
 from threadpoolctl import threadpool_info, threadpool_limits
 
-from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.evaluation.baselines import BASELINES, SLOTS, run_baselines
 from pretune.evaluation.baselines.base import Text, TfIdf, compute_overlap

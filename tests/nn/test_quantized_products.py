@@ -1,6 +1,6 @@
 """Products with quantized weights beside torch: on a GPU as they are, elsewhere by Triton's interpreter if there."""
 
-from dataclasses import replace
+import copy
 
 import pytest
 import torch
@@ -8,16 +8,9 @@ from torch import Tensor, nn
 
 from tests.nn.interpreted import CUDA, DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
-from pretune.adaptation.peft.qlora import (
-    Linear4bit,
-    build_scale_table,
-    build_value_table,
-    dequantize,
-    dequantize_by_kernel,
-    quantize,
-)
+from pretune.adaptation.peft.qlora import Linear4bit, Weight4bit, view_floats
 from pretune.adaptation.quantized import Linear8bit
-from pretune.nn.quantized_products import MAX_ROWS, is_supported, multiply_int8, multiply_nf4
+from pretune.nn.quantized_products import MAX_ROWS, dequantize_nf4, is_supported, multiply_int8, multiply_nf4
 
 pytestmark = MARKS
 SHAPES = [(1, 40, 64), (1, 9, 192), (1, 17, 2112), (2, 33, 128), (16, 64, 320), (40, 24, 1088), (MAX_ROWS, 5, 64)]
@@ -56,28 +49,19 @@ def test_int8(rows: int, outputs: int, inputs: int) -> None:
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), SHAPES)
 def test_nf4(rows: int, outputs: int, inputs: int, block: int, group: int | None) -> None:
     x, weight = make_operands(rows, outputs, inputs)
-    small, values, steps = (
-        quantize(weight, block=block, group=group),
-        build_value_table(DEVICE),
-        build_scale_table(DEVICE),
-    )
-    scales = small.scales.view(torch.float32) if small.coarse is None else small.scales
-    coarse = None if small.coarse is None else small.coarse.view(torch.float32)
-    y = multiply_nf4(x, small.codes, scales, coarse, values, steps, outputs, block, group or 1)
-    check(y, x, dequantize(small, torch.float32, values, steps))
+    small = Weight4bit(weight, block=block, group=group)
+    y = multiply_nf4(x, *view_floats(*small.get_buffers()), outputs, block, group or 1)
+    check(y, x, small.dequantize(torch.float32))
 
 
 @able
 @pytest.mark.parametrize(("block", "group"), BLOCKS)
 @pytest.mark.parametrize("shape", [(1, 64), (33, 128), (24, 1088), (5, 1000)])
 def test_matrices_of_nf4(shape: tuple[int, int], block: int, group: int | None) -> None:
-    small = quantize(make_operands(1, *shape)[1], block=block, group=group)
-    values, steps = build_value_table(DEVICE), build_scale_table(DEVICE)
-    coarse = None if small.coarse is None else small.coarse.cpu()
-    on_cpu = replace(small, codes=small.codes.cpu(), scales=small.scales.cpu(), coarse=coarse)  # by plain torch
-    expected = dequantize(on_cpu, torch.float32, values.cpu(), steps.cpu())
+    small = Weight4bit(make_operands(1, *shape)[1], block=block, group=group)
+    expected = copy.deepcopy(small).cpu().dequantize(torch.float32)  # by plain torch
     for dtype, tolerance in ((torch.bfloat16, 2**-7), (torch.float32, 1e-6)):
-        weight = dequantize_by_kernel(small, dtype, values, steps)
+        weight = dequantize_nf4(*view_floats(*small.get_buffers()), *shape, block, group or 1, dtype)
         assert weight.dtype == dtype and weight.shape == shape
         torch.testing.assert_close(weight.float().cpu(), expected, rtol=tolerance, atol=0)
 

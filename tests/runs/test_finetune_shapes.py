@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.heads.multi_task import MultiTask
+from pretune.adaptation.adapted import ModelWithHead, MultiTask
 from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.baselines import parse_baselines, run_baselines

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pretune.adaptation.adapted import adapt, select_head
-from pretune.adaptation.heads.multi_task import MultiTask
+from pretune.adaptation.adapted import MultiTask, adapt, select_head
 from pretune.adaptation.peft.prefix import PromptTuning
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX

@@ -26,15 +26,25 @@ from pretune.training.distributed import Ranks
 Gold = Literal["nothing", "class", "score"]
 
 
+class ContrastiveLoss:
+    """Base class of the losses."""
+
+    columns: ClassVar[tuple[int, ...]] = (2,)  # texts of an example
+    gold: ClassVar[Gold] = "nothing"
+    uses_in_batch_negatives: ClassVar[bool] = False
+
+    def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
+        """Return the losses `[E]`."""
+        raise NotImplementedError
+
+
 @spec
-class Triplet:
+class Triplet(ContrastiveLoss):
     """max(|a - p| - |a - n| + margin, 0): triplet loss of S-BERT, whose margin is 1."""
 
     margin: float = 1.0
 
     columns: ClassVar[tuple[int, ...]] = (3,)
-    gold: ClassVar[Gold] = "nothing"
-    uses_in_batch_negatives: ClassVar[bool] = False
 
     def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """Return the losses `[E]`."""
@@ -43,7 +53,7 @@ class Triplet:
 
 
 @spec
-class InBatch:
+class InBatch(ContrastiveLoss):
     """In-batch negatives: cross-entropy over all candidates of the batch, logits are cosine times `scale`.
 
     Third texts are additional (hard) negatives. A candidate with the same text as the positive or as the anchor is no
@@ -53,7 +63,6 @@ class InBatch:
     scale: float = 20.0
 
     columns: ClassVar[tuple[int, ...]] = (2, 3)
-    gold: ClassVar[Gold] = "nothing"
     uses_in_batch_negatives: ClassVar[bool] = True
 
     def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
@@ -68,14 +77,12 @@ class InBatch:
 
 
 @spec
-class PairClasses:
+class PairClasses(ContrastiveLoss):
     """softmax(W [u; v; |u - v|]) over the classes of a pair, as S-BERT was trained on NLI."""
 
     classes: Positive[int] = 3
 
-    columns: ClassVar[tuple[int, ...]] = (2,)
     gold: ClassVar[Gold] = "class"
-    uses_in_batch_negatives: ClassVar[bool] = False
 
     def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """Return the losses `[E]`."""
@@ -85,22 +92,22 @@ class PairClasses:
 
 
 @spec
-class CosineScore:
+class CosineScore(ContrastiveLoss):
     """(cos(u, v) - score)², for pairs with scores in [0, 1]."""
 
-    columns: ClassVar[tuple[int, ...]] = (2,)
     gold: ClassVar[Gold] = "score"
-    uses_in_batch_negatives: ClassVar[bool] = False
 
     def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """Return the losses `[E]`."""
         return (F.cosine_similarity(vectors[0], vectors[1]) - gold) ** 2
 
 
-ContrastiveLoss = Triplet | InBatch | PairClasses | CosineScore
 LOSSES: dict[str, type[ContrastiveLoss]] = {
-    "triplet": Triplet, "in_batch": InBatch, "classes": PairClasses, "cosine": CosineScore,
-}  # fmt: skip
+    "triplet": Triplet,
+    "in_batch": InBatch,
+    "classes": PairClasses,
+    "cosine": CosineScore,
+}
 
 
 class ContrastiveModel(nn.Module):

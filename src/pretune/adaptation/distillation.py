@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pretune.adaptation import io
-from pretune.adaptation.adapted import SEQUENCE_HEADS, ModelWithHead, adapt
+from pretune.adaptation.adapted import SEQUENCE_HEADS, ModelWithHead, MultiTask, adapt
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.teacher import (
     DistillationFlops,

@@ -5,9 +5,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.adapted import ModelWithHead, SingleHead
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.multi_task import SingleHead
 from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
 from pretune.adaptation.heads.token import Span, Tagging
 from pretune.core import config

@@ -12,11 +12,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.adapted import ModelWithHead, adapt
+from pretune.adaptation.adapted import ModelWithHead, MultiTask, SingleHead, adapt
 from pretune.adaptation.head_classes import export_head as export_head
 from pretune.adaptation.head_classes import get_tensors, parse_head_config
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.multi_task import MultiTask, SingleHead
 from pretune.adaptation.heads.token import Span
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, is_adapter_module
 from pretune.adaptation.peft.io import (

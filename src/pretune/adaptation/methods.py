@@ -22,9 +22,10 @@ from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.io import AdapterExtras, save_adapter
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
-from pretune.adaptation.quantized import Quantization
 from pretune.models.model import LanguageModel
 from pretune.training.loop import Hook
+
+load = io.load_with_method
 
 AnyMethod = Full | Frozen | Gradual | PeftMethod
 
@@ -83,15 +84,3 @@ def save(
     path = None if base is None else str(base)
     extras = AdapterExtras(head=model.head, task=model.spec, base=path, layout=io.export_head(model))
     save_adapter(model.model, method, directory, extras=extras, overwrite=overwrite)
-
-
-def load(
-    directory: str | Path,
-    *,
-    base: str | Path | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    quantize: Quantization | None = None,
-) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
-    """Load a fine-tuned model and its PEFT method; None if the directory holds a full model."""
-    return io.load_with_method(directory, base=base, dtype=dtype, device=device, quantize=quantize)

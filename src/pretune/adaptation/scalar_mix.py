@@ -1,8 +1,8 @@
 """ELMo-style features: a scalar mix of all layers of a frozen model, read by a small BiLSTM.
 
-reader = MixReader(classes=2).build(width=model.spec.width, layers=len(hidden))
 hidden, batch = extract_layers(model, batch)    # the model is frozen, so these can be cached
-reader(hidden, batch)                           # [C, classes]; with pool=None one row per token
+head = ScalarMixHead(Mixing(), classes=2, width=model.spec.width, layers=len(hidden))
+head(hidden, batch)                             # [C, classes]; with tagging=True one row per token
 """
 
 from collections.abc import Sequence
@@ -33,9 +33,6 @@ class LayerMix:
     def build(self, *, width: int, layers: int) -> "ScalarMix":
         return ScalarMix(self, width, layers)
 
-    def params(self, *, width: int, layers: int) -> int:
-        return layers + 1 + (layers * self.norm.params(width=width) if self.norm else 0)
-
 
 class ScalarMix(nn.Module):
     def __init__(self, spec: LayerMix, width: int, layers: int) -> None:
@@ -61,52 +58,21 @@ def check_widths(widths: Sequence[int]) -> None:
         raise UsageError(f"a scalar mix needs layers of equal width, got {sizes}; use a head over the last layer")
 
 
-@spec
-class Average:
-    """Mean pooling: one vector per sequence."""
-
-    def build(self, *, width: int) -> "MeanPooling":
-        return MeanPooling()
-
-    def params(self, *, width: int) -> int:
-        return 0
-
-
-class MeanPooling(nn.Module):
-    def forward(self, states: Tensor, batch: Batch) -> Tensor:
-        """Pool states `[N, W]` to one vector per cell `[C, W]`."""
-        return pool_states(states, batch, "mean")
-
-
-@spec
-class MixReader:
-    """Scalar mix, BiLSTM, pooling, classifier: logits per sequence, or without `pool` per token (tagging)."""
-
-    classes: Positive[int]
-    mix: LayerMix = LayerMix()
-    lstm: BiLSTM = BiLSTM(hidden=256)
-    pool: AdditiveAttention | Average | None = AdditiveAttention(hidden=128)
-    dropout: Fraction = 0.5  # on the inputs and outputs of the LSTM
-
-    def build(self, *, width: int, layers: int) -> "ScalarMixHead":
-        return ScalarMixHead(self, width, layers)
-
-    def params(self, *, width: int, layers: int) -> int:
-        pool = self.pool.params(width=self.lstm.width) if self.pool else 0
-        weights = self.mix.params(width=width, layers=layers) + self.lstm.params(width=width) + pool
-        return weights + self.lstm.width * self.classes + self.classes
-
-
 class ScalarMixHead(nn.Module):
+    """Scalar mix, BiLSTM, pooling, classifier: logits per sequence, or with `tagging` per token."""
+
     reads_all_layers = True  # the input is all layers, not the last states
     is_single_part = True  # the LSTM is part of the head, not a block of the model
 
-    def __init__(self, spec: MixReader, width: int, layers: int) -> None:
+    def __init__(self, spec: "Mixing", *, classes: int, width: int, layers: int, tagging: bool = False) -> None:
         super().__init__()
+        self.tagging = tagging
         self.mix = spec.mix.build(width=width, layers=layers)
         self.lstm = spec.lstm.build(width=width)
-        self.pool = spec.pool.build(width=spec.lstm.width) if spec.pool else None
-        self.out = nn.Linear(spec.lstm.width, spec.classes)
+        self.pool = None
+        if spec.attention is not None and not tagging:
+            self.pool = AdditiveAttention(hidden=spec.attention).build(width=spec.lstm.width)
+        self.out = nn.Linear(spec.lstm.width, classes)
         self.dropout = nn.Dropout(spec.dropout)
         self.backwards: LanguageModel | None = None  # frozen right-to-left model; its layers are concatenated
 
@@ -117,7 +83,11 @@ class ScalarMixHead(nn.Module):
             backward_layers = torch.stack(extract_layers(self.backwards, reversed_batch)[0]).index_select(1, index)
             hidden = torch.cat((torch.stack([*hidden]), backward_layers), dim=-1)  # [L, N, 2 W]
         states = self.lstm(self.dropout(self.mix(hidden)), batch)
-        out: Tensor = self.out(self.dropout(states if self.pool is None else self.pool(states, batch)))
+        if self.pool is not None:
+            states = self.pool(states, batch)
+        elif not self.tagging:
+            states = pool_states(states, batch, "mean")
+        out: Tensor = self.out(self.dropout(states))
         return out
 
 
@@ -132,7 +102,7 @@ class Mixing:
     mix: LayerMix = LayerMix()
     lstm: BiLSTM = BiLSTM(hidden=256)
     attention: Positive[int] | None = 128  # hidden width of attention pooling; None: mean pooling
-    dropout: Fraction = 0.5
+    dropout: Fraction = 0.5  # on the inputs and outputs of the LSTM
     ways: Literal["one", "both"] = "one"
 
     def build(self, model: LanguageModel, classes: int, *, tagging: bool, seed: int) -> ScalarMixHead:
@@ -140,14 +110,10 @@ class Mixing:
         stack = model.spec.last_stack
         if isinstance(stack, Recurrent):
             check_widths(stack.list_widths(width=model.spec.width))
-        pool = Average() if self.attention is None else AdditiveAttention(hidden=self.attention)
-        reader = MixReader(
-            classes=classes, mix=self.mix, lstm=self.lstm, pool=None if tagging else pool, dropout=self.dropout
-        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             width = model.spec.width * (2 if self.ways == "both" else 1)
-            head = reader.build(width=width, layers=stack.depth + 1)
+            head = ScalarMixHead(self, classes=classes, width=width, layers=stack.depth + 1, tagging=tagging)
         if self.ways == "both":
             if model.shape != "decoder":
                 raise UsageError(f"ways='both' needs a decoder, got a model of the shape '{model.shape}'")

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 
-from pretune.adaptation.static.cooccurrence import MAX_WORDS, Glove, Ppmi
-from pretune.adaptation.static.word2vec import Word2Vec, WordCorpus
+from pretune.adaptation.cooccurrence import MAX_WORDS, Glove, Ppmi
+from pretune.adaptation.word2vec import Word2Vec, WordCorpus
 from pretune.core.errors import UsageError, refuse_broken_link, suggest
 from pretune.inference.word_vectors import WordVectors
 from pretune.runs.options import DocumentUnit

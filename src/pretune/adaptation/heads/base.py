@@ -5,7 +5,7 @@ Legend: N tokens, C cells (sequences, filler, spare ones), W width, K classes.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import torch
@@ -176,12 +176,13 @@ def init_head(model: LanguageModel, head: nn.Module, seed: int, *, init: Init | 
     return head.to(like.device, like.dtype)
 
 
-def build_sequence_head(
-    model: LanguageModel, pooling: PoolingConfig, classes: int, dropout: float, seed: int
-) -> nn.Module:
+def build_sequence_head(model: LanguageModel, spec: Any, classes: int, seed: int) -> nn.Module:
     """Build a head for sequences; a pooler or transform in it starts from the model's."""
+    if spec.scalar_mix is not None:
+        return cast(nn.Module, spec.scalar_mix.build(model, classes, tagging=False, seed=seed))
+    pooling: PoolingConfig = spec.resolve(model.spec).pooling
     with torch.device("meta"):
-        head = SequenceHead(pooling, model.spec.width, classes, dropout)
+        head = SequenceHead(pooling, model.spec.width, classes, spec.dropout)
     new_head = init_head(model, head, seed)
     if pooling.layer == "pooler" and model.pooler is not None:
         new_head.get_submodule("dense").load_state_dict(model.pooler.dense.state_dict())
@@ -189,14 +190,14 @@ def build_sequence_head(
     return new_head
 
 
-def build_token_head(
-    model: LanguageModel, classes: int, dropout: float, seed: int, transform: Transform | None = None
-) -> nn.Module:
+def build_token_head(model: LanguageModel, spec: Any, classes: int, seed: int) -> nn.Module:
     """Build a head for tokens; a transform in it starts from the model's vocabulary head."""
+    if spec.scalar_mix is not None:
+        return cast(nn.Module, spec.scalar_mix.build(model, classes, tagging=True, seed=seed))
     with torch.device("meta"):
-        head = TokenHead(model.spec.width, classes, dropout, transform)
+        head = TokenHead(model.spec.width, classes, spec.dropout, spec.transform)
     new_head = init_head(model, head, seed)
-    _copy_transform(model, new_head, transform)
+    _copy_transform(model, new_head, spec.transform)
     return new_head
 
 

@@ -74,10 +74,7 @@ class LabelHead:
         return self if self.pooling else replace(self, pooling=resolve_pooling(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        pooling = self.pooling or resolve_pooling(model.spec)
-        if self.scalar_mix is not None:
-            return self.scalar_mix.build(model, self.classes, tagging=False, seed=seed)
-        return build_sequence_head(model, pooling, self.classes, self.dropout, seed)
+        return build_sequence_head(model, self, self.classes, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": count_labels(get_labels(batch))}
@@ -165,10 +162,7 @@ class ScoreHead:
         return self if self.pooling else replace(self, pooling=resolve_pooling(spec, is_choice=self.is_choice))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.scalar_mix is not None:
-            return self.scalar_mix.build(model, 1, tagging=False, seed=seed)
-        pooling = self.pooling or resolve_pooling(model.spec, is_choice=self.is_choice)
-        return build_sequence_head(model, pooling, 1, self.dropout, seed)
+        return build_sequence_head(model, self, 1, seed)
 
 
 @spec

@@ -65,9 +65,7 @@ class Tagging:
         return self if self.transform else replace(self, transform=resolve_transform(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.scalar_mix is not None:
-            return self.scalar_mix.build(model, self.classes, tagging=True, seed=seed)
-        return build_token_head(model, self.classes, self.dropout, seed, self.transform)
+        return build_token_head(model, self, self.classes, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": count_labels(get_targets(batch).labels)}
@@ -108,9 +106,7 @@ class Span:
         return self if self.transform else replace(self, transform=resolve_transform(spec))
 
     def build(self, model: LanguageModel, *, seed: int = 0) -> nn.Module:
-        if self.scalar_mix is not None:
-            return self.scalar_mix.build(model, 2, tagging=True, seed=seed)
-        return build_token_head(model, 2, self.dropout, seed, self.transform)
+        return build_token_head(model, self, 2, seed)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"loss": _has_flag(get_targets(batch).labels, START).sum()}

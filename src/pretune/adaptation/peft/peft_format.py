@@ -17,16 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretune.adaptation.peft.base import PeftMethod, Target
+from pretune.adaptation.peft.base import TARGETS, PeftMethod, Target, find_linears
 from pretune.adaptation.peft.ia3 import IA3, InputScaledLinear, ScaledLinear
 from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
-from pretune.adaptation.peft.target_modules import PeftLayer, list_peft_layers, pad_columns
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.families import FAMILIES
-from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint
-from pretune.models.model import LanguageModel
+from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint, iterate_weights
+from pretune.models.hf.weights import (
+    FusedPacking,
+    IdentityPacking,
+    InterleavedPacking,
+    Packing,
+    TransposedPacking,
+    plan_moves,
+)
+from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model
 from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
@@ -55,6 +62,62 @@ class LoadedAdapter:
     scales: dict[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeftLayer:
+    """A linear layer of the reference: its module path, our layers in it, and the rows of each."""
+
+    peft_path: str
+    paths: tuple[str, ...]
+    rows: tuple[int, ...]
+    packing: Packing
+    spec: Model
+
+    def pack(self, parts: Sequence[Tensor]) -> Tensor:
+        """Pack our layers, each `[rows, n]`, into the reference's `[rows of all, n]`, in its order."""
+        tensor = self.packing.pack(list(parts), self.spec)
+        return tensor.t() if self._is_transposed else tensor
+
+    def unpack(self, tensor: Tensor) -> list[Tensor]:
+        """Unpack a tensor of the reference into those of our layers."""
+        parts = self.packing.unpack(tensor.t() if self._is_transposed else tensor, list(self.rows), self.spec)
+        return [part.contiguous() for part in parts]
+
+    @property
+    def _is_transposed(self) -> bool:
+        return isinstance(self.packing, TransposedPacking) or (
+            isinstance(self.packing, FusedPacking) and self.packing.is_transposed
+        )
+
+
+def list_peft_layers(spec: Model) -> list[PeftLayer] | None:
+    """Return all linear layers of the blocks; None if no reference class holds them as linear layers."""
+    hf_config, rules, strip, _ = describe_checkpoint(spec)
+    if hf_config["model_type"] == NATIVE_TYPE:
+        return None
+    model = build_empty(spec)
+    ours = {f"{path}.weight" for path, _, _, _ in find_linears(model, TARGETS)}
+    sizes = {name: tensor.shape[0] for name, tensor in iterate_weights(model)}
+    out = []
+    for move in plan_moves(sizes, rules):
+        if ours.isdisjoint(move.param_names):
+            continue
+        if not isinstance(move.packing, IdentityPacking | TransposedPacking | FusedPacking | InterleavedPacking):
+            return None
+        theirs = move.tensor_name.removeprefix(strip)
+        if not theirs.endswith(".weight"):
+            return None
+        out.append(
+            PeftLayer(
+                peft_path=theirs.removesuffix(".weight"),
+                paths=tuple(name.removesuffix(".weight") for name in move.param_names),
+                rows=tuple(sizes[name] for name in move.param_names),
+                packing=move.packing,
+                spec=spec,
+            )
+        )
+    return out
+
+
 def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
     """Return the trained weights in peft's format; None if peft does not have the method or the layers."""
     if isinstance(method, PromptTuning):
@@ -80,15 +143,12 @@ def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str,
         if not layers:
             continue
         first = next(iter(layers.values()))
-        scale = first.scale
-        rank, column, parts = sum(layer.a.shape[0] for layer in layers.values()), 0, []
-        for path, rows in zip(place.paths, place.rows, strict=True):
-            if path in layers:
-                layer = layers[path]
-                parts.append(pad_columns(layer.b.detach() * (layer.scale / scale), column, rank))
-                column += layer.a.shape[0]
-            else:
-                parts.append(first.b.new_zeros(rows, rank))
+        scale, rank = first.scale, sum(layer.a.shape[0] for layer in layers.values())
+        products = [
+            layers[path].b.detach() * (layers[path].scale / scale) if path in layers else first.b.new_empty(rows, 0)
+            for path, rows in zip(place.paths, place.rows, strict=True)
+        ]
+        parts = torch.block_diag(*products).split(place.rows)  # type: ignore[no-untyped-call]
         name = f"{ROOT_PREFIX}{place.peft_path}"
         tensors[f"{name}.lora_A.weight"] = torch.cat([layer.a.detach() for layer in layers.values()])
         tensors[f"{name}.lora_B.weight"] = place.pack(parts) if len(parts) > 1 else parts[0]

@@ -15,7 +15,6 @@ bitsandbytes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -47,79 +46,59 @@ from pretune.nn.quantized_products import (
     multiply_nf4,
 )
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedWeight:
-    """A 4-bit matrix. Floats are stored as their bits, so that `model.half()` does not round them."""
-
-    codes: Tensor  # uint8, two to a byte
-    scales: Tensor  # of blocks: uint8, or without `coarse` the bits of fp32
-    coarse: Tensor | None  # of groups of scales, then the mean of all scales: the bits of fp32
-    shape: tuple[int, int]
-    block: int
-    group: int | None
-
-    @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return sum(part.nbytes for part in (self.codes, self.scales, self.coarse) if part is not None)
+QuantShape = tuple[tuple[int, int], int, int | None]
+"""Shape, block and group size of a 4-bit matrix."""
+QuantBuffers = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
+"""Codes (two to a byte), scales of blocks (bytes; fp32 without `coarse`), `coarse` (fp32: scales of groups of scales,
+then the mean of all scales), and the two tables (fp32)."""
 
 
-def quantize(weight: Tensor, *, block: int = 64, group: int | None = 256) -> QuantizedWeight:
-    """Quantize a matrix to 4 bits; with `group=None` the scales stay in fp32."""
-    rows, columns = weight.shape
+def quantize(weight: Tensor, block: int, group: int | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Quantize a matrix to 4 bits: codes, scales and `coarse`, fp32 as its bits; with `group=None` without `coarse`."""
     flat = _split_blocks(weight.detach().float().reshape(-1), block)
     scales = flat.abs().amax(1)
     relative = flat / torch.where(scales > 0, scales, 1.0)[:, None]
     numbers = _find_nearest(relative, build_value_table(weight.device)).to(torch.uint8).view(-1, 2)
-    coarse = None
-    if group is not None:
-        mean = scales.mean()
-        residuals = _split_blocks(scales - mean, group)
-        largest = residuals.abs().amax(1)
-        steps = _find_nearest(
-            residuals / torch.where(largest > 0, largest, 1.0)[:, None], build_scale_table(weight.device)
-        )
-        coarse = torch.cat((largest, mean[None])).view(torch.int32)
-    return QuantizedWeight(
-        codes=numbers[:, 0] << 4 | numbers[:, 1],
-        scales=scales.view(torch.int32) if coarse is None else steps.to(torch.uint8).view(-1)[: len(scales)],
-        coarse=coarse,
-        shape=(rows, columns),
-        block=block,
-        group=group,
-    )
+    codes = numbers[:, 0] << 4 | numbers[:, 1]
+    if group is None:
+        return codes, scales.view(torch.int32), None
+    mean = scales.mean()
+    residuals = _split_blocks(scales - mean, group)
+    largest = residuals.abs().amax(1)
+    steps = _find_nearest(residuals / torch.where(largest > 0, largest, 1.0)[:, None], build_scale_table(weight.device))
+    coarse = torch.cat((largest, mean[None])).view(torch.int32)
+    return codes, steps.to(torch.uint8).view(-1)[: len(scales)], coarse
 
 
-def dequantize(quantized_weight: QuantizedWeight, dtype: torch.dtype, values: Tensor, steps: Tensor) -> Tensor:
-    """Return the matrix; `values` and `steps` are `build_value_table` and `build_scale_table`, on its device."""
-    has_kernel = HAS_TRITON and quantized_weight.codes.is_cuda and is_supported_block(quantized_weight.block)
+def dequantize(dtype: torch.dtype, quant_shape: QuantShape, *buffers: Any) -> Tensor:
+    """Return the matrix of the buffers of a `Weight4bit`."""
+    shape, block, group = quant_shape
+    codes, scales, coarse, values, steps = view_floats(*buffers)
+    has_kernel = HAS_TRITON and codes.is_cuda and is_supported_block(block)
     if has_kernel and dtype in (torch.float16, torch.bfloat16, torch.float32):
-        return dequantize_by_kernel(quantized_weight, dtype, values, steps)
-    scales, count = compute_scales(quantized_weight, steps), quantized_weight.shape[0] * quantized_weight.shape[1]
+        weight: Tensor = dequantize_nf4(codes, scales, coarse, values, steps, *shape, block, group or 1, dtype)
+        return weight
+    if coarse is not None and group is not None:
+        scales = compute_scales(scales, coarse, steps, group)
     byte_values = torch.stack((values.repeat_interleave(16), values.repeat(16)), dim=1)  # [256, 2]: values of a byte
-    flat = F.embedding(quantized_weight.codes.int(), byte_values).view(-1, quantized_weight.block) * scales[:, None]
-    return flat.to(dtype).view(-1)[:count].view(quantized_weight.shape)
+    flat = F.embedding(codes.int(), byte_values).view(-1, block) * scales[:, None]
+    return flat.to(dtype).view(-1)[: shape[0] * shape[1]].view(shape)
 
 
-def compute_scales(quantized_weight: QuantizedWeight, steps: Tensor) -> Tensor:
+def compute_scales(scales: Tensor, coarse: Tensor, steps: Tensor, group: int) -> Tensor:
     """Return the scales of the blocks, in fp32."""
-    if quantized_weight.coarse is None or quantized_weight.group is None:
-        return quantized_weight.scales.view(torch.float32)
-    coarse, count = quantized_weight.coarse.view(torch.float32), quantized_weight.scales.shape[0]
-    blocks = F.pad(quantized_weight.scales, (0, -count % quantized_weight.group)).int().view(-1, quantized_weight.group)
-    residuals = F.embedding(blocks, steps[:, None]).squeeze(-1) * coarse[:-1, None]
-    return residuals.view(-1)[:count] + coarse[-1]
+    groups = F.pad(scales, (0, -len(scales) % group)).int().view(-1, group)
+    residuals = F.embedding(groups, steps[:, None]).squeeze(-1) * coarse[:-1, None]
+    return residuals.view(-1)[: len(scales)] + coarse[-1]
 
 
-def dequantize_by_kernel(small: QuantizedWeight, dtype: torch.dtype, values: Tensor, steps: Tensor) -> Tensor:
-    """Return the same matrix, computed by a Triton kernel."""
-    coarse = None if small.coarse is None else small.coarse.view(torch.float32)
-    scales = small.scales.view(torch.float32) if coarse is None else small.scales
-    weight: Tensor = dequantize_nf4(
-        small.codes, scales, coarse, values, steps, *small.shape, small.block, small.group or 1, dtype
-    )
-    return weight
+def view_floats(codes: Tensor, scales: Tensor, coarse: Tensor | None, values: Tensor, steps: Tensor) -> QuantBuffers:
+    """View the buffers that hold the bits of fp32 as fp32."""
+    if coarse is None:
+        scales = scales.view(torch.float32)
+    else:
+        coarse = coarse.view(torch.float32)
+    return codes, scales, coarse, values.view(torch.float32), steps.view(torch.float32)
 
 
 def build_value_table(device: torch.device | str) -> Tensor:
@@ -186,7 +165,10 @@ class QLoRA(LoRA):
 
 
 class Weight4bit(nn.Module):
-    """A frozen 4-bit matrix; a product with it stores nothing else for the backward pass."""
+    """A frozen 4-bit matrix; a product with it stores nothing else for the backward pass.
+
+    Floats are stored as their bits, so that `model.half()` does not round them.
+    """
 
     codes: Tensor
     scales: Tensor
@@ -196,19 +178,17 @@ class Weight4bit(nn.Module):
 
     def __init__(self, weight: Tensor, *, block: int = 64, group: int | None = 256) -> None:
         super().__init__()
-        quantized_weight = quantize(weight, block=block, group=group)
-        self.shape, self.block, self.group = quantized_weight.shape, block, group
+        self.shape, self.block, self.group = (weight.shape[0], weight.shape[1]), block, group
         self.sample = b"" if weight.is_meta else sample_weight(weight)  # before quantization
-        self.register_buffer("codes", quantized_weight.codes)
-        self.register_buffer("scales", quantized_weight.scales)
-        self.register_buffer("coarse", quantized_weight.coarse)
-        # Tables, stored as bits like the rest, so that they move with the model but are not rounded with it.
+        for name, tensor in zip(("codes", "scales", "coarse"), quantize(weight, block, group), strict=True):
+            self.register_buffer(name, tensor)
+        # The tables are buffers, so that they move with the model.
         self.register_buffer("values", build_value_table(weight.device).view(torch.int32), persistent=False)
         self.register_buffer("steps", build_scale_table(weight.device).view(torch.int32), persistent=False)
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the dequantized matrix."""
-        return _dequantize_buffers(dtype, (self.shape, self.block, self.group), *self._get_buffers())
+        return dequantize(dtype, (self.shape, self.block, self.group), *self.get_buffers())
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Compute W x + bias, in autocast's precision if it is enabled."""
@@ -216,45 +196,19 @@ class Weight4bit(nn.Module):
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         if is_supported(x, self.shape[1], self.block):
-            return self._multiply_few_rows(x, bias)
+            rows, buffers = x.reshape(-1, self.shape[1]), view_floats(*self.get_buffers())
+            y: Tensor = multiply_nf4(rows, *buffers, self.shape[0], self.block, self.group or 1)
+            y = y.view(*x.shape[:-1], self.shape[0])
+            return y if bias is None else y + bias
         if not torch.is_grad_enabled():
             with torch.autocast(device, enabled=False):
                 return F.linear(x, self.dequantize(dtype), bias)
-        out: Tensor = _Linear4bitFunction.apply(x, bias, (self.shape, self.block, self.group), *self._get_buffers())  # type: ignore[no-untyped-call]
+        out: Tensor = _Linear4bitFunction.apply(x, bias, (self.shape, self.block, self.group), *self.get_buffers())  # type: ignore[no-untyped-call]
         return out
 
-    def _multiply_few_rows(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute W x + bias by a kernel that dequantizes in registers."""
-        scales, coarse = self.scales, self.coarse
-        y: Tensor = multiply_nf4(
-            x.reshape(-1, self.shape[1]),
-            self.codes,
-            scales.view(torch.float32) if coarse is None else scales,
-            None if coarse is None else coarse.view(torch.float32),
-            self.values.view(torch.float32),
-            self.steps.view(torch.float32),
-            self.shape[0],
-            self.block,
-            self.group or 1,
-        )
-        y = y.view(*x.shape[:-1], self.shape[0])
-        return y if bias is None else y + bias
-
-    def _get_buffers(self) -> "QuantBuffers":
+    def get_buffers(self) -> QuantBuffers:
+        """Return the buffers, floats as their bits."""
         return self.codes, self.scales, self.coarse, self.values, self.steps
-
-
-QuantBuffers = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
-QuantShape = tuple[tuple[int, int], int, int | None]
-"""Shape, block and group size of a matrix."""
-
-
-def _dequantize_buffers(dtype: torch.dtype, quant_shape: QuantShape, *buffers: Tensor | None) -> Tensor:
-    codes, scales, coarse, values, steps = buffers
-    assert codes is not None and scales is not None and values is not None and steps is not None
-    shape, block, group = quant_shape
-    quantized_weight = QuantizedWeight(codes=codes, scales=scales, coarse=coarse, shape=shape, block=block, group=group)
-    return dequantize(quantized_weight, dtype, values.view(torch.float32), steps.view(torch.float32))
 
 
 @torch.library.custom_op("pretune::copy_after", mutates_args=())
@@ -275,11 +229,11 @@ class _Linear4bitFunction(torch.autograd.Function):
     """A linear layer that saves only its 4-bit weight for the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, quant_shape: QuantShape, *buffers: Tensor | None) -> Tensor:
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, quant_shape: QuantShape, *buffers: Any) -> Tensor:
         ctx.save_for_backward(*buffers)
         ctx.facts = quant_shape
         with torch.autocast(x.device.type, enabled=False):
-            return F.linear(x, _dequantize_buffers(x.dtype, quant_shape, *buffers), bias)
+            return F.linear(x, dequantize(x.dtype, quant_shape, *buffers), bias)
 
     @staticmethod
     @once_differentiable
@@ -288,7 +242,7 @@ class _Linear4bitFunction(torch.autograd.Function):
         if torch.compiler.is_compiling():
             codes = copy_after(codes, grad_output)
         with torch.autocast(grad_output.device.type, enabled=False):
-            grad_input = grad_output @ _dequantize_buffers(grad_output.dtype, ctx.facts, codes, *tables)
+            grad_input = grad_output @ dequantize(grad_output.dtype, ctx.facts, codes, *tables)
         grad_bias = grad_output.flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
         return grad_input, grad_bias, None, None, None, None, None, None
 

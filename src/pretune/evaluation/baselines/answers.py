@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.config import spec
 from pretune.evaluation.baselines.base import Examples, TaskBaseline, TfIdf
 from pretune.inference.word_vectors import WordVectors

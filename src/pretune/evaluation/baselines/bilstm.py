@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.config import spec
 from pretune.core.seed import make_generator, mix
 from pretune.core.types import IGNORE_INDEX, Batch, Loss

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pretune.adaptation.static.word2vec import Word2Vec
+from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.config import spec
 from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import (

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 
 from pretune.adaptation import methods
-from pretune.adaptation.adapted import ModelWithHead, adapt, select_head
+from pretune.adaptation.adapted import ModelWithHead, MultiTask, adapt, select_head
 from pretune.adaptation.distillation import TaskDistillation, TaskTeacher, compute_rescaling
 from pretune.adaptation.freeze import Decay, Full, Gradual, UnfreezingHook, freeze
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.multi_task import MultiTask
 from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.adaptation.scalar_mix import ScalarMixHead

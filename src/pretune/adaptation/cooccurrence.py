@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pretune.adaptation.static.word2vec import VectorTrainer, WordCorpus
+from pretune.adaptation.word2vec import VectorTrainer, WordCorpus
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import make_generator

@@ -1,1 +1,0 @@
-"""Static word vectors: one vector per word, independent of context."""
