@@ -11,9 +11,7 @@ from pretune.text.styles import STYLES
 from pretune.text.template import TEXT_A, TEXT_B, Layout, TokenTemplate
 from tests.text.tokenizers import template_of, trained
 
-MARKS = {
-    mark.text: 1000 + i for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)
-}
+MARKS = {mark: 1000 + i for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)}
 
 
 def template(style: str) -> TokenTemplate:
@@ -100,5 +98,5 @@ class TestFit:
 @pytest.mark.parametrize("style", STYLES)
 def test_a_tokenizer_has_the_template_of_its_style(style: str) -> None:
     tokenizer = trained("bpe", style)
-    ids = {mark.text: tokenizer.raw.token_to_id(mark.text) for mark in STYLES[style].special_tokens}
+    ids = {mark: tokenizer.raw.token_to_id(mark) for mark in STYLES[style].special_tokens}
     assert tokenizer.template == template_of(STYLES[style], ids)

@@ -12,7 +12,7 @@ COMBINATIONS = [
     (kind, style)
     for kind, made in KINDS.items()
     for style, look in STYLES.items()
-    if not made.unknown or any("unk" in mark.roles for mark in look.special_tokens)
+    if not made.unknown or "unk" in look.special_tokens.values()
 ]
 
 TYPICAL = (

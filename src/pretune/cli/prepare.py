@@ -111,7 +111,7 @@ def find_family(special: Collection[str], *, has_words: bool = True) -> tuple[st
     from pretune.models.families import FAMILIES, find_style_family, list_sizes
     from pretune.text.styles import STYLES
 
-    tokens = {name: {token.text for token in style.special_tokens} for name, style in STYLES.items()}
+    tokens = {name: {*style.special_tokens} for name, style in STYLES.items()}
     style = max(((len(texts), name) for name, texts in tokens.items() if texts <= {*special}), default=(0, ""))[1]
     family = find_style_family(style, has_words=has_words) or FAMILIES.list_names()[0]
     return family, [*list_sizes(family)]

@@ -24,23 +24,15 @@ from pretune.core.errors import UsageError, suggest
 
 
 @spec
-class SpecialToken:
-    """A special token: its spelling, its roles, and whether its id comes after all pieces."""
-
-    text: str
-    roles: tuple[str, ...] = ()
-    last: bool = False
-    strip: bool = False  # absorbs the preceding space, so that "a <mask>" stands for "a b"
-
-
-@spec
 class TokenizerStyle:
     """Special tokens of a vocabulary, and their template around texts."""
 
     about: str
-    special_tokens: tuple[SpecialToken, ...]
+    special_tokens: Mapping[str, str]  # roles by spelling, in the order of the ids
     single: str
     pair: str
+    last_token: str = ""  # the special token whose id comes after all pieces
+    strips_mask: bool = False  # the mask absorbs the preceding space, so that "a <mask>" stands for "a b"
     sentinels: int = 0  # <extra_id_0> … at the very end, the first with the highest id
     padding: Literal["right", "left"] = "right"
     pad_segment: int = 0
@@ -104,85 +96,63 @@ KINDS: Mapping[str, TokenizerKind] = {
 STYLES: Mapping[str, TokenizerStyle] = {
     "cls-sep": TokenizerStyle(
         about="[CLS] and [SEP] around texts, [MASK]; two segments",
-        special_tokens=(
-            SpecialToken(text="[PAD]", roles=("pad",)),
-            SpecialToken(text="[UNK]", roles=("unk",)),
-            SpecialToken(text="[CLS]", roles=("cls",)),
-            SpecialToken(text="[SEP]", roles=("sep",)),
-            SpecialToken(text="[MASK]", roles=("mask",)),
-        ),
+        special_tokens={"[PAD]": "pad", "[UNK]": "unk", "[CLS]": "cls", "[SEP]": "sep", "[MASK]": "mask"},
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
     ),
     "cls-sep-pieces": TokenizerStyle(
         about="[CLS] and [SEP] around texts, [MASK], <pad> and <unk>; two segments",
-        special_tokens=(
-            SpecialToken(text="<pad>", roles=("pad",)),
-            SpecialToken(text="<unk>", roles=("unk",)),
-            SpecialToken(text="[CLS]", roles=("cls", "bos")),
-            SpecialToken(text="[SEP]", roles=("sep", "eos")),
-            SpecialToken(text="[MASK]", roles=("mask",), strip=True),
-        ),
+        special_tokens={"<pad>": "pad", "<unk>": "unk", "[CLS]": "cls bos", "[SEP]": "sep eos", "[MASK]": "mask"},
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        strips_mask=True,
         quotes=True,
     ),
     "s-mask": TokenizerStyle(
         about="<s> and </s> around texts, <mask>; one segment",
-        special_tokens=(
-            SpecialToken(text="<s>", roles=("bos", "cls")),
-            SpecialToken(text="<pad>", roles=("pad",)),
-            SpecialToken(text="</s>", roles=("eos", "sep")),
-            SpecialToken(text="<unk>", roles=("unk",)),
-            SpecialToken(text="<mask>", roles=("mask",), last=True, strip=True),
-        ),
+        special_tokens={"<s>": "bos cls", "<pad>": "pad", "</s>": "eos sep", "<unk>": "unk", "<mask>": "mask"},
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
+        last_token="<mask>",
+        strips_mask=True,
     ),
     "endoftext": TokenizerStyle(
         about="<|endoftext|> between documents, nothing around texts",
-        special_tokens=(SpecialToken(text="<|endoftext|>", roles=("bos", "eos"), last=True),),
+        special_tokens={"<|endoftext|>": "bos eos"},
         single="$A",
         pair="$A $B",
+        last_token="<|endoftext|>",
     ),
     "sentinels": TokenizerStyle(
         about="</s> after texts, <extra_id_0> … <extra_id_99> for masked spans",
-        special_tokens=(
-            SpecialToken(text="<pad>", roles=("pad",)),
-            SpecialToken(text="</s>", roles=("eos",)),
-            SpecialToken(text="<unk>", roles=("unk",)),
-        ),
+        special_tokens={"<pad>": "pad", "</s>": "eos", "<unk>": "unk"},
         single="$A </s>",
         pair="$A </s> $B </s>",
         sentinels=100,
     ),
     "cls-last": TokenizerStyle(
         about="<sep> after texts and <cls> at the end, <mask>; three segments, padding to the left",
-        special_tokens=(
-            SpecialToken(text="<unk>", roles=("unk",)),
-            SpecialToken(text="<s>", roles=("bos",)),
-            SpecialToken(text="</s>", roles=("eos",)),
-            SpecialToken(text="<cls>", roles=("cls",)),
-            SpecialToken(text="<sep>", roles=("sep",)),
-            SpecialToken(text="<pad>", roles=("pad",)),
-            SpecialToken(text="<mask>", roles=("mask",), strip=True),
-            SpecialToken(text="<eod>"),
-            SpecialToken(text="<eop>"),
-        ),
+        special_tokens={
+            "<unk>": "unk",
+            "<s>": "bos",
+            "</s>": "eos",
+            "<cls>": "cls",
+            "<sep>": "sep",
+            "<pad>": "pad",
+            "<mask>": "mask",
+            "<eod>": "",
+            "<eop>": "",
+        },
         single="$A <sep> <cls>:2",
         pair="$A <sep> $B:1 <sep>:1 <cls>:2",
+        strips_mask=True,
         padding="left",
         pad_segment=3,
         quotes=True,
     ),
     "plain": TokenizerStyle(
         about="nothing around texts; <s> and </s> are available",
-        special_tokens=(
-            SpecialToken(text="<pad>", roles=("pad",)),
-            SpecialToken(text="<unk>", roles=("unk",)),
-            SpecialToken(text="<s>", roles=("bos",)),
-            SpecialToken(text="</s>", roles=("eos",)),
-        ),
+        special_tokens={"<pad>": "pad", "<unk>": "unk", "<s>": "bos", "</s>": "eos"},
         single="$A",
         pair="$A $B",
     ),

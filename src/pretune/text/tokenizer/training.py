@@ -19,6 +19,7 @@ from tokenizers.decoders import Decoder
 from tokenizers.models import Model
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers.trainers import Trainer
 
 from pretune.core.errors import DataError, UsageError
 from pretune.text.corpora import open_corpus
@@ -65,10 +66,11 @@ DECODERS: Mapping[str, Callable[[], Decoder]] = {
 }
 
 
-def build_normaliser(kind: TokenizerKind, style: TokenizerStyle, lowercase: bool, accents: bool) -> Normalizer | None:
-    """Build the normalizer, or None; `accents` keeps accents."""
+def build_normaliser(kind: TokenizerKind, style: TokenizerStyle, config: "TokenizerConfig") -> Normalizer | None:
+    """Build the normalizer, or None."""
     names = [*(["quotes"] if style.quotes and kind.normalise else []), *kind.normalise]
-    extra = [*([] if accents else ["accents"]), *(["lowercase"] if lowercase else [])]
+    strips_accents = config.lowercase and bool(kind.normalise) if config.strip_accents is None else config.strip_accents
+    extra = [*["accents"] * strips_accents, *["lowercase"] * config.lowercase]
     # Spaces last: the other steps may leave some.
     position = names.index("spaces") if "spaces" in names else len(names)
     steps = [step for name in [*names[:position], *extra, *names[position:]] for step in NORMALISERS[name]()]
@@ -127,22 +129,18 @@ class TokenizerConfig:
 
     def __post_init__(self) -> None:
         kind, style = self.get_tables()
-        if kind.unknown and not any("unk" in token.roles for token in style.special_tokens):
+        if kind.unknown and "unk" not in style.special_tokens.values():
             raise UsageError(f"style '{self.style}' has no unknown token, which the kind '{self.kind}' needs")
         reserved_tokens = len(style.special_tokens) + style.sentinels
-        letters = (
-            len(_list_required_letters([token.text for token in style.special_tokens])) if self.kind == "unigram" else 0
-        )
+        letters = len(_list_required_letters(style.special_tokens)) if self.kind == "unigram" else 0
         min_vocab = reserved_tokens + (len(BYTE_TOKENS) + letters if kind.bytes else 2)
         if not min_vocab <= self.vocab <= MAX_VOCAB:
             parts = f"{reserved_tokens} special tokens" + (f", {len(BYTE_TOKENS)} bytes" * kind.bytes)
             parts += f", {letters} letters to spell them" * bool(letters)
             raise UsageError(f"vocab must be from {min_vocab} ({parts}) to {MAX_VOCAB}, got {self.vocab}")
-        for name, value in (("min_frequency", self.min_frequency), ("sample_bytes", self.sample_bytes)):
-            if value < 1:
+        for name in ("min_frequency", "sample_bytes", "alphabet"):
+            if (value := getattr(self, name)) is not None and value < 1:
                 raise UsageError(f"{name} must be >= 1, got {value}")
-        if self.alphabet is not None and self.alphabet < 1:
-            raise UsageError(f"alphabet must be >= 1, got {self.alphabet}")
 
     def get_tables(self) -> tuple[TokenizerKind, TokenizerStyle]:
         """Return the kind and the style."""
@@ -157,7 +155,7 @@ class _TrainingInputs(NamedTuple):
     sample: TextSample
     raw: Raw
     leading_tokens: list[str]  # special tokens with the first ids
-    unk_token: str | None
+    unk_token: str  # "" if there is none
     size: int  # number of pieces, including the leading tokens
 
 
@@ -180,17 +178,12 @@ def train(
         raise DataError(
             "cannot train a tokenizer: the corpus has no text" + (" that fits the sample" * bool(sample.total_bytes))
         )
-    accents = not (
-        config.strip_accents
-        if config.strip_accents is not None
-        else config.lowercase and bool(tokenizer_kind.normalise)
-    )
     raw = Raw(models.WordLevel({}, unk_token=""))
-    raw.normalizer = build_normaliser(tokenizer_kind, style, config.lowercase, accents)
+    raw.normalizer = build_normaliser(tokenizer_kind, style, config)
     raw.pre_tokenizer = build_splitter(tokenizer_kind)
-    leading_tokens = [token.text for token in style.special_tokens if not token.last]
+    leading_tokens = [token for token in style.special_tokens if token != style.last_token]
     trailing_count = len(style.special_tokens) - len(leading_tokens) + style.sentinels
-    unknown = next((token.text for token in style.special_tokens if "unk" in token.roles), None)
+    unknown = next((token for token, roles in style.special_tokens.items() if roles == "unk"), "")
     raw.model = _TRAINERS[kind](_TrainingInputs(config, sample, raw, leading_tokens, unknown, vocab - trailing_count))
     raw.decoder = build_decoder(tokenizer_kind)
     return Tokenizer(raw, _add_special_tokens(raw, style))
@@ -235,18 +228,17 @@ def train_tokenizer(
 
 def _add_special_tokens(raw: Raw, style: TokenizerStyle) -> dict[str, str | int]:
     """Add the special tokens and the template to a tokenizer, and return the entries of its config files."""
-    order = sorted(style.special_tokens, key=lambda token: token.last)
-    special_tokens = [AddedToken(token.text, lstrip=token.strip, normalized=False, special=True) for token in order]
+    order = sorted(style.special_tokens, key=lambda token: token == style.last_token)
+    masks = {token for token, role in style.special_tokens.items() if role == "mask" and style.strips_mask}
+    special_tokens = [AddedToken(token, lstrip=token in masks, normalized=False, special=True) for token in order]
     names = [SENTINEL.format(i) for i in reversed(range(style.sentinels))]  # the first sentinel has the highest id
     raw.add_special_tokens([*special_tokens, *(AddedToken(name, normalized=False, special=True) for name in names)])
     words = f"{style.single} {style.pair}".replace(":", " ").split()
-    ids = [(token.text, raw.token_to_id(token.text)) for token in style.special_tokens if token.text in words]
+    ids = [(token, raw.token_to_id(token)) for token in style.special_tokens if token in words]
     # NOTE: set even if it adds nothing: transformers would otherwise set another one.
     raw.post_processor = processors.TemplateProcessing(single=style.single, pair=style.pair, special_tokens=ids)
-    config: dict[str, str | int] = {
-        f"{role}_token": token.text for token in style.special_tokens for role in token.roles
-    }
-    return {**config, "padding_side": style.padding, "pad_token_type_id": style.pad_segment}
+    tokens = {f"{role}_token": token for token, roles in style.special_tokens.items() for role in roles.split()}
+    return {**tokens, "padding_side": style.padding, "pad_token_type_id": style.pad_segment}
 
 
 def _train_wordpiece(inputs: _TrainingInputs) -> Model:
@@ -254,7 +246,9 @@ def _train_wordpiece(inputs: _TrainingInputs) -> Model:
     counts = sample.count_words(inputs.sample, inputs.raw)
     inner = sample.find_inner_characters(counts)
     prices = dict.fromkeys(inner, 2)
-    letters = sorted(sample.choose_alphabet(counts, _get_alphabet_room(inputs), inputs.config.alphabet, prices))
+    room = inputs.size - len(inputs.leading_tokens)
+    size = inputs.config.alphabet
+    letters = sorted(sample.choose_alphabet(counts, (room + 1) // 2 if size is None else room, size, prices))
     # NOTE: the trainer numbers the pieces with ## in the order of a hash table, which differs from run to run and
     # breaks ties between equally frequent pairs. As special tokens they have fixed ids.
     character_pieces = [*letters, *(f"##{letter}" for letter in letters if letter in inner)]
@@ -266,10 +260,8 @@ def _train_wordpiece(inputs: _TrainingInputs) -> Model:
         limit_alphabet=len(letters),
         show_progress=False,
     )
-    draft = Raw(models.WordPiece(unk_token=inputs.unk_token or ""))
-    draft.normalizer, draft.pre_tokenizer = inputs.raw.normalizer, inputs.raw.pre_tokenizer
-    draft.train_from_iterator(iter(inputs.sample), trainer)
-    return models.WordPiece(draft.get_vocab(), unk_token=inputs.unk_token or "")
+    draft = _run_trainer(inputs, models.WordPiece(unk_token=inputs.unk_token), trainer)
+    return models.WordPiece(draft.get_vocab(), unk_token=inputs.unk_token)
 
 
 def _train_bpe(inputs: _TrainingInputs) -> Model:
@@ -281,11 +273,16 @@ def _train_bpe(inputs: _TrainingInputs) -> Model:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    draft = Raw(models.BPE())
+    model: Model = _run_trainer(inputs, models.BPE(), trainer).model
+    return model
+
+
+def _run_trainer(inputs: _TrainingInputs, model: Model, trainer: Trainer) -> Raw:
+    """Return a tokenizer whose model one of the library's trainers made."""
+    draft = Raw(model)
     draft.normalizer, draft.pre_tokenizer = inputs.raw.normalizer, inputs.raw.pre_tokenizer
     draft.train_from_iterator(iter(inputs.sample), trainer)
-    model: Model = draft.model
-    return model
+    return draft
 
 
 def _train_unigram(inputs: _TrainingInputs) -> Model:
@@ -293,16 +290,15 @@ def _train_unigram(inputs: _TrainingInputs) -> Model:
     counts = sample.count_words(inputs.sample, inputs.raw)
     reserved_tokens = [*inputs.leading_tokens, *BYTE_TOKENS]
     free = inputs.size - len(reserved_tokens)
-    letters = sample.choose_alphabet(
-        counts, free if inputs.config.alphabet is not None else free // 2, inputs.config.alphabet
-    )
+    size = inputs.config.alphabet
+    letters = sample.choose_alphabet(counts, free // 2 if size is None else free, size)
     required_letters = [*dict.fromkeys([*_list_required_letters(inputs.leading_tokens), *letters])][:free]
     pieces = unigram.train_unigram(counts, free, required_letters, inputs.config.min_frequency)
     vocabulary = [*((token, _UNLIKELY_SCORE) for token in reserved_tokens), *pieces]
-    return models.Unigram(vocabulary, unk_id=inputs.leading_tokens.index(inputs.unk_token or ""), byte_fallback=True)
+    return models.Unigram(vocabulary, unk_id=inputs.leading_tokens.index(inputs.unk_token), byte_fallback=True)
 
 
-def _list_required_letters(special_tokens: Sequence[str]) -> list[str]:
+def _list_required_letters(special_tokens: Iterable[str]) -> list[str]:
     """Return the letters that a unigram vocabulary must have, to spell special tokens and byte tokens as text."""
     return sorted({*"▁".join([*special_tokens, *BYTE_TOKENS])})
 
@@ -310,12 +306,7 @@ def _list_required_letters(special_tokens: Sequence[str]) -> list[str]:
 def _train_characters(inputs: _TrainingInputs) -> Model:
     """Assign a token to each frequent character; others are spelled in bytes, so that decoding is lossless."""
     characters = sample.rank_by_count(sample.count_characters(inputs.sample, inputs.raw), inputs.config.min_frequency)
-    max_characters = inputs.size - len(inputs.leading_tokens) - len(BYTE_TOKENS)
-    tokens = [
-        *inputs.leading_tokens,
-        *BYTE_TOKENS,
-        *characters[: min(max_characters, inputs.config.alphabet or max_characters)],
-    ]
+    tokens = [*inputs.leading_tokens, *BYTE_TOKENS, *characters[: inputs.config.alphabet]][: inputs.size]
     return models.BPE({token: i for i, token in enumerate(tokens)}, [], byte_fallback=True)
 
 
@@ -323,13 +314,7 @@ def _train_words(inputs: _TrainingInputs) -> Model:
     """Assign a token to each of the most frequent words."""
     words = sample.rank_by_count(sample.count_words(inputs.sample, inputs.raw), inputs.config.min_frequency)
     tokens = [*inputs.leading_tokens, *(word for word in words if word not in inputs.leading_tokens)][: inputs.size]
-    return models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=inputs.unk_token or "")
-
-
-def _get_alphabet_room(inputs: _TrainingInputs) -> int:
-    """Return the maximum number of pieces for single characters."""
-    room = inputs.size - len(inputs.leading_tokens)
-    return room if inputs.config.alphabet is not None else (room + 1) // 2
+    return models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=inputs.unk_token)
 
 
 _TRAINERS: dict[str, Callable[[_TrainingInputs], Model]] = {
