@@ -12,7 +12,6 @@ sets with "=": "short_pages=50".
 
 import functools
 import hashlib
-import inspect
 import re
 import unicodedata
 from collections import Counter
@@ -108,9 +107,8 @@ def drop_symbol_pages(text: str, *, max_share: float = 0.1) -> str | None:
     symbols = _SYMBOLS.findall(text)
     if len(symbols) <= max_share * len(text):
         return text
-    combining_count = sum(
-        unicodedata.category(symbol)[0] == "M" for symbol in symbols
-    )  # vowel signs, as in Hindi, are letters
+    # Vowel signs, as in Hindi, are letters.
+    combining_count = sum(unicodedata.category(symbol)[0] == "M" for symbol in symbols)
     return text if len(symbols) - combining_count <= max_share * len(text) else None
 
 
@@ -202,27 +200,44 @@ def resolve_filters(cleaner: str | Filter) -> list[tuple[str, Filter]]:
     function = CLEANERS.get(name)
     if not equals:
         return [(cleaner, function)]
-    options = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    ]
+    options = getattr(function, "__kwdefaults__", None)
     if not options:
         raise UsageError(f"the cleaner '{name}' has no option, got '{cleaner}'")
+    keyword, default = next(iter(options.items()))
     try:
-        option = type(options[0].default)(value)
+        option = type(default)(value)
     except ValueError:
-        kind = {int: "an integer", float: "a number"}[type(options[0].default)]
+        kind = {int: "an integer", float: "a number"}[type(default)]
         raise UsageError(f"the option of the cleaner '{name}' must be {kind}, got '{value}'") from None
     if not isinstance(option, str) and not option >= 0:  # NaN included
         raise UsageError(f"the option of the cleaner '{name}' must be >= 0, got '{value}'")
-    return [(cleaner, functools.partial(function, **{options[0].name: option}))]
+    return [(cleaner, functools.partial(function, **{keyword: option}))]
 
 
 def hash_content(text: str) -> bytes:
     """Return a 128-bit hash (BLAKE2b) of a text, independent of white space and Unicode form."""
     normal = " ".join((nfc(text) or "").split())
     return hashlib.blake2b(normal.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def apply_filters(text: str, filters: Iterable[tuple[str, Filter]], counts: Counter[str]) -> str | None:
+    """Return a text after all filters, None if one drops it; count the outcome of each filter (`group_counts`)."""
+    for name, function in filters:
+        result = function(text)
+        if not result:
+            counts[f"{name}:dropped"] += 1
+            return None
+        counts[f"{name}:changed"] += result != text
+        counts[f"{name}:kept"] += 1
+        text = result
+    return text
+
+
+def group_counts(counts: Counter[str], steps: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Return the counts "step:outcome" by step and outcome."""
+    return {
+        step: {outcome: counts[f"{step}:{outcome}"] for outcome in ("kept", "changed", "dropped")} for step in steps
+    }
 
 
 class CleanedDocuments(Iterator[Document]):
@@ -239,11 +254,16 @@ class CleanedDocuments(Iterator[Document]):
         self._filters, self._count_languages = filters, count_languages
         self._content_keys: set[bytes] | None = set() if exact else None
         self._near_duplicates = NearDuplicates(near_threshold) if near_threshold is not None else None
-        steps = [name for name, _ in filters]
-        steps += ["exact_duplicates"] * exact + ["near_duplicates"] * (near_threshold is not None)
-        self.counts: dict[str, dict[str, int]] = {step: {"kept": 0, "changed": 0, "dropped": 0} for step in steps}
+        self._steps = [name for name, _ in filters]
+        self._steps += ["exact_duplicates"] * exact + ["near_duplicates"] * (near_threshold is not None)
+        self._step_counts: Counter[str] = Counter()
         self.languages: Counter[str] = Counter()
         self._iterator = self._iter_cleaned(documents)
+
+    @property
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Documents and sides by step and outcome."""
+        return group_counts(self._step_counts, self._steps)
 
     def __next__(self) -> Document:
         return next(self._iterator)
@@ -255,12 +275,11 @@ class CleanedDocuments(Iterator[Document]):
             if sides is not None:
                 if waiting is not None:
                     yield waiting
-                cleaned_document = (
-                    document if sides == document.sides else replace(document, text=sides[0], pair=(*sides, None)[1])
-                )
-                waiting = cleaned_document if cleaned_document.is_continued else None
-                if not cleaned_document.is_continued:
-                    yield cleaned_document
+                if sides != document.sides:
+                    document = replace(document, text=sides[0], pair=(*sides, None)[1])
+                waiting = document if document.is_continued else None
+                if waiting is None:
+                    yield document
             elif not document.is_continued and waiting is not None:
                 yield replace(waiting, is_continued=False)
                 waiting = None
@@ -271,12 +290,10 @@ class CleanedDocuments(Iterator[Document]):
         """Return the filtered text or two sides; None if a filter drops one, or for a duplicate."""
         sides: list[str] = []
         for text in document.sides:
-            for name, function in self._filters:
-                result = function(text)
-                if not self._count(name, bool(result), result != text) or result is None:
-                    return None
-                text = result
-            sides.append(text)
+            result = apply_filters(text, self._filters, self._step_counts)
+            if result is None:
+                return None
+            sides.append(result)
         full_text = "\0".join(sides)
         if self._content_keys is not None:
             key = hash_content(full_text)
@@ -291,9 +308,6 @@ class CleanedDocuments(Iterator[Document]):
             self.languages.update(guess_language(text) for text in sides)
         return tuple(sides)
 
-    def _count(self, step: str, is_kept: bool, is_changed: bool = False) -> bool:
-        counts = self.counts[step]
-        counts["kept"] += is_kept
-        counts["changed"] += is_kept and is_changed
-        counts["dropped"] += not is_kept
+    def _count(self, step: str, is_kept: bool) -> bool:
+        self._step_counts[f"{step}:{'kept' if is_kept else 'dropped'}"] += 1
         return is_kept

@@ -6,6 +6,7 @@ processes, so equal data has an equal card.
 
 import dataclasses
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -20,8 +21,10 @@ from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS,
 from pretune.data.prepare.stage import StageReader
 from pretune.data.prepared_data import CARD_FILE, CardSample, SourceRecord
 from pretune.data.shards import Shards
+from pretune.text.cleaning import group_counts
 from pretune.text.corpora import CorpusSource
 from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.sample import rank_by_count
 
 CARD_MARKDOWN = "card.md"
 _SAMPLE_COUNT = 3
@@ -32,13 +35,13 @@ _SAMPLE_LENGTH = 300
 def describe_sources(sources: Sequence[CorpusSource]) -> list[SourceRecord]:
     """Describe sources, JSON-ready."""
     return [
-        {
-            "name": source.name,
-            "kind": source.kind,
-            "files": len(source.items),
-            "bytes": source.bytes,
-            "licence": source.licence,
-        }
+        SourceRecord(
+            name=source.name,
+            kind=source.kind,
+            files=len(source.items),
+            bytes=source.bytes,
+            licence=source.licence,
+        )
         for source in sources
     ]
 
@@ -55,15 +58,8 @@ def write_card(
 def format_command(recipe: Recipe) -> str:
     """Return the command that prepares the same data again, with the tokenizer saved in its directory."""
     settings = recipe.settings
-    words = [
-        "pretune",
-        "prepare",
-        *(name for name, _ in recipe.train),
-        "--tokenizer",
-        "DATA/tokenizer",
-        "--out",
-        "DATA",
-    ]
+    words = ["pretune", "prepare", *(name for name, _ in recipe.train)]
+    words += ["--tokenizer", "DATA/tokenizer", "--out", "DATA"]
     words += [word for name, _ in recipe.valid for word in ("--valid", name)]
     words += [word for text in settings.licence for word in ("--licence", text)]
     defaults = type(settings)()
@@ -77,14 +73,10 @@ def format_command(recipe: Recipe) -> str:
 def _build_card(
     folder: Path, stages: Sequence[StageReader], result: SplitResult, recipe: Recipe, tokenizer: Tokenizer
 ) -> dict[str, Any]:
-    counts = sum((stage.counts for stage in stages), stages[0].counts.__class__())
-    languages = sum((stage.languages for stage in stages), stages[0].languages.__class__())
+    counts = sum((stage.counts for stage in stages), Counter[str]())
+    languages = sum((stage.languages for stage in stages), Counter[str]())
     total = sum(languages.values()) or 1
-    filters: dict[str, dict[str, int]] = {}
-    for step, count in sorted(counts.items()):
-        name, colon, outcome = step.rpartition(":")
-        if colon:
-            filters.setdefault(name, {"kept": 0, "changed": 0, "dropped": 0})[outcome] = count
+    filters = dict.fromkeys(name.rpartition(":")[0] for name in sorted(counts) if ":" in name)
     skip_counts = {name: count for name, count in counts.items() if ":" not in name and name != "documents"}
     open_counts = stages[0].facts["opened"]
     return {
@@ -93,13 +85,10 @@ def _build_card(
         "fingerprint": recipe.fingerprint,
         "tokenizer": {"sha256": tokenizer.sha256, "vocab": tokenizer.vocab},
         "sources": _merge_source_facts(stages[0].facts["sources"], recipe, result.facts),
-        "languages": {
-            lang: round(count / total, 4)
-            for lang, count in sorted(languages.items(), key=lambda item: (-item[1], item[0]))
-        },
+        "languages": {lang: round(languages[lang] / total, 4) for lang in rank_by_count(languages)},
         "documents_read": counts["documents"],
         "skipped": {name: count for name, count in sorted({**open_counts, **skip_counts}.items()) if count},
-        "filters": filters,
+        "filters": group_counts(counts, filters),
         "dropped": result.drop_counts,
         "splits": {name: _describe_split(facts) for name, facts in result.facts.items()},
         "lacking": describe_shortfall(result.facts, recipe),  # shortfall of the validation split

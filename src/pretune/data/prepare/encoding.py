@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.data.prepare.work_units import WorkUnit
-from pretune.text.cleaning import Filter, hash_content, resolve_filters
+from pretune.text.cleaning import apply_filters, hash_content, resolve_filters
 from pretune.text.corpora import is_held_out
 from pretune.text.corpora.document import split_pieces
 from pretune.text.corpora.pairs import HALF_PAIRS
@@ -73,7 +73,7 @@ class UnitEncoder:
     def __init__(self, setup: EncoderSetup) -> None:
         self._setup = setup
         self._tokenizer = Tokenizer.load(setup.tokenizer)
-        self._filters: list[tuple[str, Filter]] = [pair for name in setup.clean for pair in resolve_filters(name)]
+        self._filters = [pair for name in setup.clean for pair in resolve_filters(name)]
         self._near_duplicates = None if setup.near_threshold is None else NearDuplicates(setup.near_threshold)
         self._splitter = SPLITTERS.get(setup.sentences)
 
@@ -82,22 +82,20 @@ class UnitEncoder:
         piece = unit.is_unfinished or unit.is_continuation
         documents = _UnitDocuments()
         for source, run in unit.iter_documents(counts):
-            guesses = (  # one detector per side
-                _LanguageDetector(self._setup.lang),
-                _LanguageDetector(self._setup.lang),
-            )
+            detectors = [_LanguageDetector(self._setup.lang) for _ in ("first side", "second side")]
             for sides in run:
                 documents.characters += sum(map(len, sides))
-                clean_sides = tuple(self._clean(text, counts) for text in sides)
+                clean_sides = tuple(apply_filters(text, self._filters, counts) or "" for text in sides)
                 if all(clean_sides) or piece:  # a dropped piece of a long document stays, empty
-                    langs = tuple(lang.detect(text) for text, lang in zip(clean_sides, guesses, strict=False))
+                    langs = tuple(lang.detect(text) for text, lang in zip(clean_sides, detectors, strict=False))
                     documents.add(clean_sides, langs, source)
                     for text, lang in zip(clean_sides, langs, strict=True):
                         languages[lang] += len(text)
                 counts["documents"] += not unit.is_unfinished
         lengths, ids, words, begins = self._tokenise(documents.texts)
-        if documents.find_half_empty(lengths):
-            counts[HALF_PAIRS] += documents.drop(documents.find_half_empty(lengths))
+        if half_pairs := documents.find_half_empty(lengths):
+            documents.drop(half_pairs)
+            counts[HALF_PAIRS] += len(half_pairs)
             lengths, ids, words, begins = self._tokenise(documents.texts)
         positions = self._find_sentences(documents.texts, documents.langs, begins)
         if unit.is_continuation and len(positions) and positions[0] == 0:
@@ -121,18 +119,6 @@ class UnitEncoder:
             size=unit.size,
             characters=documents.characters,
         )
-
-    def _clean(self, text: str, counts: Counter[str]) -> str:
-        """Return a text after all filters, empty if one drops it; count the effect of each filter."""
-        for name, function in self._filters:
-            result = function(text)
-            if not result:
-                counts[f"{name}:dropped"] += 1
-                return ""
-            counts[f"{name}:changed"] += result != text
-            counts[f"{name}:kept"] += 1
-            text = result
-        return text
 
     def _tokenise(self, texts: list[str]) -> tuple[Ints, NDArray[np.unsignedinteger], NDArray[np.bool_], Ints]:
         """Return tokens per text, ids, word starts, and the start of each token in the concatenated texts."""
@@ -213,12 +199,11 @@ class _UnitDocuments:
         two = np.array([len(sides) == 2 for sides in self.sides], dtype=bool)
         return np.flatnonzero(two & (totals > 0) & ((firsts == 0) | (firsts == totals))).tolist()
 
-    def drop(self, numbers: list[int]) -> int:
-        """Remove the documents with these numbers (ascending); return their count."""
+    def drop(self, numbers: list[int]) -> None:
+        """Remove the documents with these numbers (ascending)."""
         for number in reversed(numbers):
             for column in (self.sides, self.sources, self._langs):
                 del column[number]
-        return len(numbers)
 
 
 class _LanguageDetector:
