@@ -141,7 +141,7 @@ def main() -> None:
         result["million"] = plan_million(Sentences(limit=128).open(shards, FRAME).lengths())
         print(f"\na million sentences planned in {result['million']:.2f} s")
         stages = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
-        print("schedule:", *stages.build_stages(steps=1000, tokens=TOKENS), sep="\n  ")
+        print("steps of the phases of 1,000:", *stages.divide(1000))
     common.write_result(result, options.out)
 
 

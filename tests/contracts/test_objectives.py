@@ -15,8 +15,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Loss
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences
-from pretune.data.stream import predict_lengths
-from pretune.data.token_counts import count_corrupted_tokens
+from pretune.data.stream import count_corrupted_tokens, predict_lengths
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES, Corruption, ModelShape, Objective, Vocabulary
 from pretune.text.styles import KINDS

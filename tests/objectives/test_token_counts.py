@@ -12,8 +12,7 @@ from pretune.data.pairs import ParallelPairs
 from pretune.data.plan import BatchShape, LengthSchedule, Phase
 from pretune.data.samples import Documents
 from pretune.data.sampling import Mixing, WeightedMixing
-from pretune.data.stream import BatchStream
-from pretune.data.token_counts import TokenCounter, count_run_tokens, find_steps
+from pretune.data.stream import BatchStream, TokenCounter, count_run_tokens, find_steps
 from pretune.objectives.base import ModelShape, Objective
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.masked_seq2seq import MaskedSeq2seq

@@ -36,7 +36,7 @@ from pretune.data.samples import Samples, compute_text_room
 from pretune.data.sampling import EpochOrder, Purpose, SampleLengths, derive_keys, to_uniform
 from pretune.data.sequences import Bools, Ints, Sequences, split_windows
 from pretune.data.shards import Shards
-from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
+from pretune.text.template import TEXT_A, TEXT_B, SequencePieces, TokenTemplate
 
 INTACT_LABEL, BROKEN_LABEL = 0, 1
 """Labels of a pair: 0 if the second segment follows the first, 1 if it is from elsewhere or the two are swapped."""
@@ -65,16 +65,31 @@ class SegmentPairs:
 
 
 class _PairTable(NamedTuple):
-    """Position of the first token, lengths of both segments (second: 0 if there is none) and document per sample."""
+    """Columns of n samples: start and length of both sides (second length: 0 if there is none), and document."""
 
     start: Ints
     first_length: Ints
+    second_start: Ints
     second_length: Ints
     document: Ints
 
 
 @dataclass(frozen=True)
-class SegmentPairSamples(Samples):
+class PairSamples(Samples):
+    """Base class: samples of two sides, or of a single one."""
+
+    @cached_property
+    def _table(self) -> _PairTable:
+        raise NotImplementedError
+
+    @property
+    def pair_count(self) -> int:
+        """Number of samples with two sides; the others have one."""
+        return int((self._table.second_length > 0).sum())
+
+
+@dataclass(frozen=True)
+class SegmentPairSamples(PairSamples):
     """Samples of `SegmentPairs`: two neighbouring segments each, or a single one."""
 
     kind: SegmentPairs
@@ -90,11 +105,6 @@ class SegmentPairSamples(Samples):
                 )
 
     @property
-    def pair_count(self) -> int:
-        """Number of samples with two segments; the others have one."""
-        return int((self._table.second_length > 0).sum())
-
-    @property
     def _room(self) -> int:
         """Room for special tokens: the maximum of both layouts."""
         return max(self.template.special_count, self.template.pair_special_count)
@@ -106,7 +116,7 @@ class SegmentPairSamples(Samples):
             offsets[:-1], np.diff(offsets), compute_text_room(self.kind.limit, self._room)
         )
         first = _find_middle_sentences(self.shards.sentences, start, length)
-        return _PairTable(start, first, length - first, document)
+        return _PairTable(start, first, start + first, length - first, document)
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         """Return the lengths and special tokens of each draw, or of each sample; both segments count as one side."""
@@ -135,24 +145,18 @@ class SegmentPairSamples(Samples):
             labels=np.where(is_pair, np.where(is_broken, BROKEN_LABEL, INTACT_LABEL), IGNORE_INDEX),
         )
 
-    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """Read the sequences of draws, with word and sentence starts on request.
+    @property
+    def has_segments(self) -> bool:
+        return True
 
-        Raises `UsageError` if the draws have no partners.
-        """
+    def build_pieces(self, draws: EpochOrder) -> SequencePieces:
         if draws.partners is None or draws.labels is None:
             raise UsageError("the draws have no partners; call assign_partners first")
-        table, samples, partners = self._table, draws.samples, draws.partners
-        first = table.start[samples], table.first_length[samples]
-        second = table.start + table.first_length, table.second_length
-        swap = (draws.labels == BROKEN_LABEL) & (self.kind.broken == "swapped")
-        pieces = self.template.wrap_pair(
-            np.where(swap, second[0][partners], first[0]),
-            np.where(swap, second[1][partners], first[1]),
-            np.where(swap, first[0], second[0][partners]),
-            np.where(swap, first[1], second[1][partners]),
-        )
-        return self._read(draws, pieces, words=words, sentences=sentences, segments=True)
+        table, is_swapped = self._table, (draws.labels == BROKEN_LABEL) & (self.kind.broken == "swapped")
+        first = table.start[draws.samples], table.first_length[draws.samples]
+        second = table.second_start[draws.partners], table.second_length[draws.partners]
+        intact, inverse = (*first, *second), (*second, *first)
+        return self.template.wrap_pair(*(np.where(is_swapped, b, a) for a, b in zip(intact, inverse, strict=True)))
 
     def _iter_exchanges(self, draws: EpochOrder, pairs: Ints) -> Iterator[tuple[Ints, Ints]]:
         """Yield (takers, givers) for each length of second segments: indices of draws that exchange them."""
@@ -230,17 +234,8 @@ class ParallelPairs:
         )
 
 
-class _ParallelTable(NamedTuple):
-    """Start, trimmed lengths of both sides (second: 0 if there is none) and start of the second side per sample."""
-
-    start: Ints
-    first_length: Ints
-    second_length: Ints
-    second_start: Ints
-
-
 @dataclass(frozen=True)
-class ParallelSamples(Samples):
+class ParallelSamples(PairSamples):
     """Samples of `ParallelPairs`: pairs, or windows of documents with one side."""
 
     kind: ParallelPairs
@@ -248,11 +243,6 @@ class ParallelSamples(Samples):
     def __post_init__(self) -> None:
         special_count = max(self.template.special_count, self.template.pair_special_count + 1)
         compute_text_room(self.kind.limit, special_count)  # at least one token on each side
-
-    @property
-    def pair_count(self) -> int:
-        """Number of samples with two sides."""
-        return int((self._table.second_length > 0).sum())
 
     @property
     def trimmed_count(self) -> int:
@@ -267,7 +257,7 @@ class ParallelSamples(Samples):
         return special_count if self.kind.apart is None else self.template.special_count
 
     @cached_property
-    def _table(self) -> _ParallelTable:
+    def _table(self) -> _PairTable:
         starts, sides = self.shards.documents[:-1], self.shards.sides
         lengths = np.diff(self.shards.documents)
         # A pair is one window of any length; a document with one side is split into windows.
@@ -279,12 +269,8 @@ class ParallelSamples(Samples):
             sides[owner], (lengths - sides)[owner], compute_text_room(self.kind.limit, self.template.pair_special_count)
         )
         is_pair = sides[owner] > 0
-        return _ParallelTable(
-            start,
-            np.where(is_pair, first, length),
-            np.where(is_pair, second, 0),
-            np.where(is_pair, start + sides[owner], start),
-        )
+        first, second = np.where(is_pair, first, length), np.where(is_pair, second, 0)
+        return _PairTable(start, first, start + sides[owner], second, owner)
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         index = slice(None) if draws is None else draws.samples
@@ -298,13 +284,18 @@ class ParallelSamples(Samples):
             _find_special_ends(self.template, is_pair),
         )
 
+    @property
+    def has_segments(self) -> bool:
+        return self.template.has_segments or self.kind.apart is None
+
+    def build_pieces(self, draws: EpochOrder) -> SequencePieces:
+        return self.template.wrap_pair(*(column[draws.samples] for column in self._table[:-1]))
+
     def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
         """Read the sequences of draws, with the start of the second side in `sides`; words and sentences on request."""
-        start, first, second, second_start = (column[draws.samples] for column in self._table)
-        segments = self.template.has_segments or self.kind.apart is None
-        pieces = self.template.wrap_pair(start, first, second_start, second)
-        sequences = self._read(draws, pieces, words=words, sentences=sentences, segments=segments)
-        return replace(sequences, sides=np.where(second > 0, self.measure_lengths(draws).first_lengths, 0))
+        is_pair = self._table.second_length[draws.samples] > 0
+        sides = np.where(is_pair, self.measure_lengths(draws).first_lengths, 0)
+        return replace(super().cut(draws, words=words, sentences=sentences), sides=sides)
 
 
 def double_template(template: TokenTemplate, *, is_bare: bool) -> TokenTemplate:

@@ -16,7 +16,7 @@ import itertools
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 
@@ -72,15 +72,6 @@ class Phase:
     length: Positive[int]
 
 
-class LengthStage(NamedTuple):
-    """Phase in steps: steps from `first` (inclusive) to `last` (exclusive) have `rows` rows of `length` tokens."""
-
-    first: int
-    last: int
-    length: int
-    rows: int
-
-
 @spec
 class LengthSchedule:
     """Length schedule: consecutive phases whose shares add up to 1, with the same number of tokens in every step.
@@ -103,33 +94,13 @@ class LengthSchedule:
         return tuple(itertools.accumulate(phase.share for phase in self.phases))
 
     def divide(self, steps: int) -> list[int]:
-        """Return the number of steps of each phase in a run of `steps` steps."""
+        """Return the number of steps of each phase in a run of `steps` steps.
+
+        >>> LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512))).divide(1000)
+        [900, 100]
+        """
         last_steps = [*(round(end * steps) for end in self.ends[:-1]), steps]
         return [last - first for first, last in itertools.pairwise([0, *last_steps])]
-
-    def build_stages(self, *, steps: int, tokens: int, multiple: int = 1) -> tuple[LengthStage, ...]:
-        """Return the stages of a run of `steps` steps with `tokens` tokens each.
-
-        The rows of a step are a multiple of `multiple` (the number of ranks). Raises `UsageError` if a step has too few
-        tokens for `multiple` rows.
-
-        >>> schedule = LengthSchedule(phases=(Phase(share=0.9, length=128), Phase(share=0.1, length=512)))
-        >>> [tuple(stage) for stage in schedule.build_stages(steps=1000, tokens=65_536)]
-        [(0, 900, 128, 512), (900, 1000, 512, 128)]
-        """
-        stages: list[LengthStage] = []
-        share = 0.0
-        for phase in self.phases:
-            first = stages[-1].last if stages else 0
-            share += phase.share
-            rows = tokens // phase.length // multiple * multiple
-            if not rows:
-                raise UsageError(
-                    f"{tokens} tokens per step are fewer than {multiple} rows of {phase.length}; "
-                    f"use at least {multiple * phase.length} tokens per step"
-                )
-            stages.append(LengthStage(first, min(round(share * steps), steps), phase.length, rows))
-        return (*stages[:-1], stages[-1]._replace(last=steps))
 
 
 WINDOW_SIZE = 2**18

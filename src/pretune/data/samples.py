@@ -59,15 +59,19 @@ class Samples:
         """Return the lengths and special tokens of each draw, or of each sample, without reading tokens."""
         raise NotImplementedError
 
-    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
-        """Read the sequences of draws, with word and sentence starts on request."""
+    @property
+    def has_segments(self) -> bool:
+        """True if the sequences have segments."""
+        return self.template.has_segments
+
+    def build_pieces(self, draws: EpochOrder) -> SequencePieces:
+        """Return the pieces of the sequences of draws; raise a UsageError if the draws lack partners."""
         raise NotImplementedError
 
-    def _read(
-        self, draws: EpochOrder, pieces: SequencePieces, *, words: bool, sentences: bool, segments: bool
-    ) -> Sequences:
-        """Read the tokens of pieces, with the samples, epochs, sources and labels of their draws."""
-        sequences = read_pieces(pieces, self.shards, words=words, sentences=sentences, segments=segments)
+    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
+        """Read the sequences of draws, with word and sentence starts on request."""
+        pieces = self.build_pieces(draws)
+        sequences = read_pieces(pieces, self.shards, words=words, sentences=sentences, segments=self.has_segments)
         sources = self.sources[draws.samples]
         return replace(sequences, samples=draws.samples, epochs=draws.epochs, sources=sources, labels=draws.labels)
 
@@ -147,18 +151,15 @@ class RangeSamples(Samples):
         return split_windows(starts, ends - starts, room)[:2]
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
-        lengths = self._table[1][slice(None) if draws is None else draws.samples] + self.template.special_count
+        special = np.full(len(self) if draws is None else len(draws), self.template.special_count)
+        lengths = self._table[1][slice(None) if draws is None else draws.samples] + special
         return SampleLengths(
-            lengths,
-            np.zeros_like(lengths),
-            np.full_like(lengths, self.template.special_count),
-            np.full(len(lengths), bool(self.template.suffix)),
+            lengths, np.zeros_like(lengths), special, np.full(len(lengths), bool(self.template.suffix))
         )
 
-    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
+    def build_pieces(self, draws: EpochOrder) -> SequencePieces:
         start, length = (column[draws.samples] for column in self._table)
-        pieces = self.template.wrap(start, length)
-        return self._read(draws, pieces, words=words, sentences=sentences, segments=self.template.has_segments)
+        return self.template.wrap(start, length)
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ class BlockSamples(Samples):
         inside = positions - self._document_starts[document] - opening
         return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
-    def cut(self, draws: EpochOrder, *, words: bool = False, sentences: bool = False) -> Sequences:
+    def build_pieces(self, draws: EpochOrder) -> SequencePieces:
         start = draws.samples * self.kind.length
         stop = np.minimum(start + self.kind.length, self._document_starts[-1])
         first = np.searchsorted(self._document_starts, start, side="right") - 1
@@ -214,14 +215,13 @@ class BlockSamples(Samples):
         place = ends.ravel() - size
         block = np.repeat(np.arange(len(draws)), counts * width)
         low, high = np.maximum(place, start[block]), np.minimum(place + size, stop[block])
-        pieces = SequencePieces(
+        return SequencePieces(
             counts=counts * width,
             start=document_pieces.start + np.where(document_pieces.special, 0, low - place),
             length=np.maximum(high - low, 0),
             special=document_pieces.special,
             segment=document_pieces.segment,
         )
-        return self._read(draws, pieces, words=words, sentences=sentences, segments=self.template.has_segments)
 
 
 def read_pieces(

@@ -43,9 +43,8 @@ class EpochOrder:
     samples: Ints  # [n]
     epochs: Ints  # [n] earlier reads of the sample; equals `round` unless a mixture repeats or skips samples
     partners: Ints | None = None  # [n] the sample that provides the second segment
-    labels: Ints | None = (
-        None  # [n] 0: intact pair, 1: other second segment or swapped order, IGNORE_INDEX: single segment
-    )
+    # [n] 0: intact pair, 1: other second segment or swapped order, IGNORE_INDEX: single segment
+    labels: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.samples)

@@ -5,13 +5,20 @@
     stream[1000]                                     # the batch of step 1000, independent of earlier calls
     stream.batch(1000, part=3, parts=8)              # the rows of rank 3 of 8
 
+    counter = TokenCounter(stream)
+    counter.count_tokens(1000)                                 # tokens of the first thousand batches
+    find_steps([counter], lambda steps: [steps], 10_000_000)   # batches that hold ten million tokens
+
+Tokens are counted from packing plans alone, none is read. They are those that a model reads, as a training run counts
+them: special tokens and sentinels included, on both sides of an encoder-decoder, without filler.
+
 A stream has no end: one epoch follows another. A pickled stream is small; the receiving process maps the shards again.
 """
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -94,34 +101,16 @@ class BatchStream:
     ) -> None:
         self.fixed_slots, self.languages = fixed_slots, languages
         self.samples, self.seed, self.corruption, self.mixing = samples, seed, corruption, mixing
-        self._base_shape, self._words, self._sentences, self._window, self._cache = (
-            shape,
-            words,
-            sentences,
-            window,
-            cache,
-        )
+        self._base_shape, self._words, self._sentences = shape, words, sentences
+        self._window, self._cache = window, cache
         self._starts = [0]  # first step of each planned epoch and of the next
         self._epochs: dict[int, tuple[EpochOrder, PackingPlan]] = {}
         if not len(samples):
             raise DataError(f"{samples.shards.directory}: split '{samples.shards.split}' has no tokens; add text")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        constructor = partial(
-            BatchStream,
-            self.samples,
-            self._base_shape,
-            seed=self.seed,
-            corruption=self.corruption,
-            mixing=self.mixing,
-            words=self._words,
-            sentences=self._sentences,
-            window=self._window,
-            cache=self._cache,
-            fixed_slots=self.fixed_slots,
-            languages=self.languages,
-        )
-        return constructor, (), {"_starts": [*self._starts]}
+    def __getstate__(self) -> dict[str, object]:
+        """Leave out the plans and the cached properties, which the receiving process computes again."""
+        return {name: value for name, value in vars(self).items() if name not in vars(BatchStream)} | {"_epochs": {}}
 
     def __getitem__(self, step: int) -> Batch:
         return self.batch(step)
@@ -256,16 +245,11 @@ class BatchStream:
         # Random lengths are estimated from the draws of the first epoch.
         draws = self._draw_epoch(0) if has_random_lengths(self.corruption) else None
         rates = self.mixture.compute_rates() if draws is None else np.ones(len(draws))
-        max_sequences = [
-            _estimate_max_sequences(lengths, room, rates)
-            for lengths, room in zip(
-                compute_row_lengths(self.samples, self.corruption, draws),
-                (self._base_shape.length, self._base_shape.source),
-                strict=True,
-            )
-            if lengths is not None and room is not None
-        ]
-        return replace(self._base_shape, sequences=min(max_sequences))
+        lengths, source = compute_row_lengths(self.samples, self.corruption, draws)
+        max_sequences = _estimate_max_sequences(lengths, self._base_shape.length, rates)
+        if source is not None and self._base_shape.source is not None:
+            max_sequences = min(max_sequences, _estimate_max_sequences(source, self._base_shape.source, rates))
+        return replace(self._base_shape, sequences=max_sequences)
 
     def get_epoch(self, epoch: int) -> tuple[EpochOrder, PackingPlan]:
         """Return draws and plan of an epoch; at most `_MAX_PLANS` epochs stay in memory."""
@@ -313,11 +297,9 @@ def has_random_lengths(corruption: Corruption | None) -> bool:
 
 def predict_lengths(corruption: Corruption, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
     """Return the tightest bounds of source and target lengths that the corruption provides."""
-    return (
-        corruption.predict_lengths(lengths, rng)
-        if isinstance(corruption, LengthPredictingCorruption)
-        else corruption.lengths(lengths.lengths)
-    )
+    if isinstance(corruption, LengthPredictingCorruption):
+        return corruption.predict_lengths(lengths, rng)
+    return corruption.lengths(lengths.lengths)
 
 
 def _estimate_max_sequences(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:
@@ -325,3 +307,104 @@ def _estimate_max_sequences(lengths: Ints, room: int, rates: np.ndarray[Any, np.
     tokens = np.cumsum(np.bincount(lengths, weights=lengths * rates))
     short = int(np.searchsorted(tokens, _TINY_SHARE * tokens[-1], side="right"))
     return min(max(room // max(short, 1), _MIN_SEQUENCES), room)
+
+
+MAX_COUNTED_EPOCHS = 10
+"""Epochs that are planned to count their tokens, where epochs differ; later ones are like the mean of these."""
+
+
+@runtime_checkable
+class CountingCorruption(Corruption, Protocol):
+    """Corruption whose planned lengths are bounds, and that knows the exact number of tokens all the same."""
+
+    @property
+    def has_random_counts(self) -> bool:
+        """True if the number of tokens of a sample varies between epochs."""
+
+    def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
+        """Return the tokens of each corrupted sequence, source and target, for the counters that `corrupt` gets."""
+
+
+def has_random_counts(corruption: Corruption | None) -> bool:
+    """Return True if the number of tokens of a corrupted sample varies between epochs."""
+    if isinstance(corruption, CountingCorruption):
+        return corruption.has_random_counts
+    return has_random_lengths(corruption)
+
+
+def count_corrupted_tokens(corruption: Corruption, lengths: SampleLengths, rng: Counters) -> Ints:
+    """Return the tokens of each corrupted sequence, source and target together."""
+    if isinstance(corruption, CountingCorruption):
+        return corruption.count_tokens(lengths, rng)
+    source, target = predict_lengths(corruption, lengths, rng)
+    return source if target is None else source + target
+
+
+class TokenCounter:
+    """Tokens of the batches of a stream.
+
+    Counts are exact: for any number of epochs if all have the same batches and tokens, else for the first `max_epochs`.
+    """
+
+    def __init__(self, stream: BatchStream, max_epochs: int = MAX_COUNTED_EPOCHS) -> None:
+        self.stream, self.max_epochs = stream, max_epochs
+        self._offsets: dict[int, Ints] = {}
+
+    @property
+    def capacity(self) -> int:
+        """Room for tokens in a batch."""
+        shape = self.stream.shape
+        return shape.rows * (shape.length + (shape.source or 0))
+
+    def count_tokens(self, steps: int) -> int:
+        """Return the number of tokens in the batches of the first `steps` steps."""
+        if steps < 1:
+            return 0
+        if self._tokens_per_epoch is not None:
+            epoch, index = self.stream.locate_step(steps - 1)
+            return epoch * self._tokens_per_epoch + int(self._count_batches(epoch)[index + 1])
+        tokens = first_step = 0
+        for epoch in range(self.max_epochs):
+            offsets = self._count_batches(epoch)
+            if steps - first_step < len(offsets):
+                return tokens + int(offsets[steps - first_step])
+            tokens, first_step = tokens + int(offsets[-1]), first_step + len(offsets) - 1
+        return tokens + (steps - first_step) * tokens // first_step
+
+    @cached_property
+    def _tokens_per_epoch(self) -> int | None:
+        """Number of tokens of every epoch; None if epochs may differ in their batches or tokens."""
+        if self.stream.batches_per_epoch is None or has_random_counts(self.stream.corruption):
+            return None
+        return int(self._count_batches(0)[-1])
+
+    def _count_batches(self, epoch: int) -> Ints:
+        """Return the tokens of an epoch before each batch, and of all batches: [batches + 1]."""
+        if epoch not in self._offsets:
+            draws, plan = self.stream.get_epoch(epoch)
+            self._offsets[epoch] = plan.accumulate(self._count_sequences(draws))
+        return self._offsets[epoch]
+
+    def _count_sequences(self, draws: EpochOrder) -> Ints:
+        """Return the tokens of the sequence of each draw, after corruption."""
+        corruption, lengths = self.stream.corruption, self.stream.samples.measure_lengths(draws)
+        if corruption is None:
+            return lengths.lengths
+        rng = Counters.from_sequences(draws.seed, draws, copies=corruption.copies)
+        return count_corrupted_tokens(corruption, lengths, rng)
+
+
+def count_run_tokens(counters: Sequence[TokenCounter], phase_steps: Sequence[int]) -> int:
+    """Return the tokens of a run whose phases have these numbers of steps."""
+    return sum(counter.count_tokens(steps) for counter, steps in zip(counters, phase_steps, strict=True))
+
+
+def find_steps(counters: Sequence[TokenCounter], divide: Callable[[int], Sequence[int]], tokens: int) -> int:
+    """Return the smallest number of steps whose batches hold at least `tokens` tokens.
+
+    `divide` returns the steps of each phase of a run; every further step must be one more of some phase.
+    """
+    steps, capacity = 0, max(counter.capacity for counter in counters)
+    while (missing := tokens - count_run_tokens(counters, divide(steps))) > 0:
+        steps += -(-missing // capacity)  # at least this many more, as no batch holds more
+    return steps

@@ -29,8 +29,13 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
-from pretune.data.stream import Corruption, has_random_lengths, predict_lengths
-from pretune.data.token_counts import count_corrupted_tokens, has_random_counts
+from pretune.data.stream import (
+    Corruption,
+    count_corrupted_tokens,
+    has_random_counts,
+    has_random_lengths,
+    predict_lengths,
+)
 from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising

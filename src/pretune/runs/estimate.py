@@ -14,8 +14,7 @@ import torch
 
 from pretune.adaptation.teacher import DistillationFlops, check_teacher
 from pretune.data.prepared_data import PreparedData
-from pretune.data.stream import BatchStream, Corruption
-from pretune.data.token_counts import TokenCounter, count_run_tokens, find_steps
+from pretune.data.stream import BatchStream, Corruption, TokenCounter, count_run_tokens, find_steps
 from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH
 from pretune.models.devices import DEVICES, DOLLARS_PER_KWH, Device

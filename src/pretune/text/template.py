@@ -138,21 +138,17 @@ class TokenTemplate:
         is_pair = second_length > 0
         if is_pair.all():
             return _fill(self.pair, texts)
-        kinds = [
-            (
-                _fill(layout, {name: (begin[has_layout], size[has_layout]) for name, (begin, size) in texts.items()}),
-                has_layout,
-            )
-            for layout, has_layout in ((self.pair, is_pair), (self.single, ~is_pair))
+        layouts = ((self.pair, np.flatnonzero(is_pair)), (self.single, np.flatnonzero(~is_pair)))
+        parts = [
+            _fill(layout, {name: (begin[rows], size[rows]) for name, (begin, size) in texts.items()})
+            for layout, rows in layouts
         ]
-        counts = np.where(is_pair, len(self.pair), len(self.single))
-        columns = {}
-        for name in ("start", "length", "special", "segment"):
-            values = [getattr(pieces, name) for pieces, _ in kinds]
-            columns[name] = np.empty(int(counts.sum()), dtype=values[0].dtype)
-            for (_, has_layout), column in zip(kinds, values, strict=True):
-                columns[name][np.repeat(has_layout, counts)] = column
-        return SequencePieces(counts=counts, **columns)
+        order = np.argsort(np.concatenate([np.repeat(rows, len(layout)) for layout, rows in layouts]), kind="stable")
+        columns = {
+            name: np.concatenate([getattr(part, name) for part in parts])[order]
+            for name in ("start", "length", "special", "segment")
+        }
+        return SequencePieces(counts=np.where(is_pair, len(self.pair), len(self.single)), **columns)
 
 
 def _fill(layout: Layout, texts: dict[int, tuple[Ints, Ints]]) -> SequencePieces:
@@ -180,10 +176,6 @@ def split_room(first_lengths: Ints, second_lengths: Ints, room: int) -> tuple[In
     [[4, 3], [2, 3]]
     """
     shorter_kept = np.minimum(np.minimum(first_lengths, second_lengths), room // 2)
-    exceeds = first_lengths + second_lengths > room
-    first_kept = np.where(
-        exceeds,
-        np.where(first_lengths <= second_lengths, shorter_kept, np.minimum(room - shorter_kept, first_lengths)),
-        first_lengths,
-    )
-    return first_kept, np.where(exceeds, np.minimum(room - first_kept, second_lengths), second_lengths)
+    longer_kept = np.minimum(room - shorter_kept, first_lengths)
+    first_kept = np.where(first_lengths <= second_lengths, shorter_kept, longer_kept)
+    return first_kept, np.minimum(room - first_kept, second_lengths)
