@@ -27,10 +27,8 @@ from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint, iterate_weights
 from pretune.models.hf.weights import (
     FusedPacking,
-    IdentityPacking,
     InterleavedPacking,
     Packing,
-    TransposedPacking,
     plan_moves,
 )
 from pretune.models.model import LanguageModel, build_empty
@@ -84,9 +82,7 @@ class PeftLayer:
 
     @property
     def _is_transposed(self) -> bool:
-        return isinstance(self.packing, TransposedPacking) or (
-            isinstance(self.packing, FusedPacking) and self.packing.is_transposed
-        )
+        return isinstance(self.packing, FusedPacking) and self.packing.is_transposed
 
 
 def list_peft_layers(spec: Model) -> list[PeftLayer] | None:
@@ -101,7 +97,7 @@ def list_peft_layers(spec: Model) -> list[PeftLayer] | None:
     for move in plan_moves(sizes, rules):
         if ours.isdisjoint(move.param_names):
             continue
-        if not isinstance(move.packing, IdentityPacking | TransposedPacking | FusedPacking | InterleavedPacking):
+        if not isinstance(move.packing, FusedPacking | InterleavedPacking):
             return None
         theirs = move.tensor_name.removeprefix(strip)
         if not theirs.endswith(".weight"):

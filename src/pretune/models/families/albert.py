@@ -17,9 +17,8 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, read_key
-from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, Rule, define_encoder_heads, make_rules
 from pretune.models.spec import Model, Special
-from pretune.nn.heads import Transform
 from pretune.nn.layers import ActivationName, Factor
 from pretune.nn.stack import Stack
 
@@ -38,22 +37,22 @@ def build_spec(
     activation: ActivationName = "gelu_tanh",
 ) -> Model:
     """Build a spec: BERT with a token table of width `table` and `groups` layers for the whole depth."""
-    base = build_bert_spec(
-        width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
-    )
-    assert isinstance(base.encoder, Stack) and base.head is not None and base.head.transform is not None
-    block = base.encoder.blocks[0]
-    return replace(
-        base,
-        family="albert",
-        encoder=replace(
-            base.encoder,
-            share=None if groups == depth else groups,
-            embed=replace(base.encoder.embed, factor=Factor(width=table)),
-            blocks=(replace(block, feedforward=replace(block.feedforward, activation=activation)),),
-        ),
-        head=replace(base.head, transform=Transform(activation=activation, norm=base.head.transform.norm)),
-        special=Special(pad=0, bos=2, eos=(3,)),
+    return build_bert_spec(
+        width=width,
+        depth=depth,
+        heads=heads,
+        vocab=vocab,
+        hidden=hidden,
+        positions=positions,
+        dropout=dropout,
+        changes={
+            "family": "albert",
+            "encoder.share": None if groups == depth else groups,
+            "encoder.embed.factor": Factor(width=table),
+            "encoder.blocks.0.feedforward.activation": activation,
+            "head.transform.activation": activation,
+            "special": Special(pad=0, bos=2, eos=(3,)),
+        },
     )
 
 
@@ -124,7 +123,6 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
     return make_rules(names)
 
 
-POOLER_NAMES = {"dense": "albert.pooler", "out": "classifier"}
 XLARGE = {"width": 2048, "depth": 24, "heads": 16}
 XXLARGE = {"width": 4096, "depth": 12, "heads": 64}
 FIRST_VERSION = {"activation": "gelu", "dropout": 0.1}
@@ -192,18 +190,13 @@ albert = Family(
             "AlbertForMaskedLM": frozenset({"head"}),
             "AlbertModel": frozenset({"pooler"}),
         },
-        task_heads={
-            "AlbertForSequenceClassification": define_head("classification", POOLER_NAMES, POOLER),
-            "AlbertForMultipleChoice": define_head("choice", POOLER_NAMES, POOLER),
-            **define_token_heads("Albert"),
-        },
+        task_heads=define_encoder_heads("Albert", {"dense": "albert.pooler", "out": "classifier"}, POOLER),
         supports_cache=False,
         presence_keys={
             "pooler": "albert.pooler.weight",
             "pair": "sop_classifier.classifier.weight",
             "head": "predictions.bias",
         },
-        head="predictions.decoder.weight",
         duplicates={"predictions.bias": "predictions.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=_build_rules,

@@ -1,23 +1,11 @@
 """BART (Lewis et al., 2020), mBART (Liu et al., 2020) and MASS (Song et al., 2019): denoising encoder-decoders."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pretune.models.families.shared import ADAM, Family, PaperDefaults, Size
-from pretune.models.hf.config import (
-    ACTIVATIONS,
-    CustomKey,
-    Entry,
-    FixedKey,
-    Key,
-    check_size,
-    expand_sides,
-    get_path,
-    read_key,
-)
-from pretune.models.hf.weights import Layout, RowPacking, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.config import ACTIVATIONS, Entry, FixedKey, Key, expand_sides
+from pretune.models.hf.weights import Layout, LeadingAxisPacking, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -85,21 +73,12 @@ def _build_keys(side: str) -> tuple[Entry, ...]:
     )
 
 
-def _read_positions(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    rows = read_key(hf_config, "max_position_embeddings", check=check_size, default=1024) + 2
-    return dict.fromkeys(expand_sides(["position.rows"]), rows)
-
-
-def _write_positions(spec: Model) -> dict[str, Any]:
-    return {"max_position_embeddings": get_path(spec, "encoder.position.rows") - 2}
-
-
 _ENTRIES: tuple[Entry, ...] = (
     *_build_keys("encoder"),
     *_build_keys("decoder"),
     Key("vocab_size", ("vocab",), 50265),
     Key("d_model", ("width",), 1024, aliases=("hidden_size",)),
-    CustomKey(("max_position_embeddings",), _read_positions, _write_positions),
+    Key("max_position_embeddings", expand_sides(["position.rows"]), 1024, shift=2),
     Key("activation_function", expand_sides(["blocks.*.feedforward.activation"]), "gelu", ACTIVATIONS),
     Key("dropout", expand_sides(["embed.dropout", "blocks.*.dropout"]), 0.1),
     Key("attention_dropout", (*expand_sides(["blocks.*.attention.dropout"]), "decoder.blocks.*.cross.dropout"), 0.0),
@@ -124,7 +103,7 @@ def _build_rules(slot: str) -> tuple[Rule, ...]:
         table[f"{side}.position.table.weight"] = f"model.{side}.embed_positions.weight"
         table[f"{side}.embed.norm.{{p}}"] = f"model.{side}.layernorm_embedding.{{p}}"
         table[f"{side}.norm.{{p}}"] = f"model.{side}.layer_norm.{{p}}"
-    return (*make_rules(table), Rule("head.bias", "final_logits_bias", RowPacking()))
+    return (*make_rules(table), Rule("head.bias", "final_logits_bias", LeadingAxisPacking()))
 
 
 LAST_TOKEN = PoolingConfig(mode="last", layer="own")
@@ -156,7 +135,6 @@ def _build_layout(model_type: str, name: str, slot: str) -> Layout:
         prefix="model.",
         classes={f"{name}ForConditionalGeneration": frozenset({"head"}), f"{name}Model": frozenset()},
         task_heads={key: replace(head, ignores_start=name == "MBart") for key, head in task_heads.items()},
-        head="lm_head.weight",
         copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
         needs_copies=True,
         zeros=("final_logits_bias",),

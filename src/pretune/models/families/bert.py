@@ -1,24 +1,36 @@
-"""BERT (Devlin et al., 2019): a bidirectional encoder, trained on masked tokens and next sentence prediction."""
+"""BERT (Devlin et al., 2019): a bidirectional encoder, trained on masked tokens and next sentence prediction.
 
+SpanBERT (Joshi et al., 2020) and TinyBERT (Jiao et al., 2020) share its layout.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from pretune.core import config
 from pretune.models.families.shared import (
+    ADAM,
     ENCODER_ACTIVATION,
     ENCODER_KEYS,
     ENCODER_NAMES,
     LARGE_SETTINGS,
+    NO_CHANGES,
     POOLER,
     Family,
     PaperDefaults,
     Size,
 )
 from pretune.models.hf.config import ACTIVATIONS, Key
-from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, define_encoder_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.heads import Head, PairHead, Pooler, Transform
+from pretune.nn.heads import Head, PairHead, Pooler, SpanHead, Transform
 from pretune.nn.layers import Embed, FeedForward, LayerNorm
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
+
+NORM = LayerNorm(eps=1e-12)
 
 
 def build_spec(
@@ -30,10 +42,14 @@ def build_spec(
     hidden: int | None = None,
     positions: int = 512,
     dropout: float = 0.1,
+    norm: LayerNorm = NORM,
+    changes: Mapping[str, Any] = NO_CHANGES,
 ) -> Model:
-    """Build a spec: learned positions, two segments, embedding norm, post-norm; MLM transform, pooler, NSP head."""
-    norm = LayerNorm(eps=1e-12)
-    return Model(
+    """Build a spec: learned positions, two segments, embedding norm, post-norm; MLM transform, pooler, NSP head.
+
+    `changes` are the values at some paths that make it another family.
+    """
+    spec = Model(
         family="bert",
         vocab=vocab,
         width=width,
@@ -55,9 +71,8 @@ def build_spec(
         pair=PairHead(),
         special=Special(pad=0),
     )
+    return config.replace(spec, changes) if changes else spec
 
-
-POOLER_NAMES = {"dense": "bert.pooler.dense", "out": "classifier"}
 
 bert = Family(
     build_spec=build_spec,
@@ -101,17 +116,12 @@ bert = Family(
             "BertForNextSentencePrediction": frozenset({"pooler", "pair"}),
             "BertModel": frozenset({"pooler"}),
         },
-        task_heads={
-            "BertForSequenceClassification": define_head("classification", POOLER_NAMES, POOLER),
-            "BertForMultipleChoice": define_head("choice", POOLER_NAMES, POOLER),
-            **define_token_heads("Bert"),
-        },
+        task_heads=define_encoder_heads("Bert", {"dense": "bert.pooler.dense", "out": "classifier"}, POOLER),
         presence_keys={
             "pooler": "bert.pooler.dense.weight",
             "pair": "cls.seq_relationship.weight",
             "head": "cls.predictions.bias",
         },
-        head="cls.predictions.decoder.weight",
         duplicates={"cls.predictions.bias": "cls.predictions.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids", r"fit_denses?\..*"),
         rules=(
@@ -129,3 +139,60 @@ bert = Family(
     ),
 )
 """BERT: bidirectional encoder, masked tokens and sentence pairs (Devlin et al., 2019)."""
+
+spanbert = Family(
+    build_spec=partial(
+        build_spec,
+        vocab=28996,
+        # Positions in a span from 20 on share a vector; the released code does not predict these tokens.
+        changes={"family": "spanbert", "pooler": None, "pair": None, "span": SpanHead(rows=20, norm=NORM)},
+    ),
+    shape="encoder",
+    pooling=POOLER,
+    default="base",
+    training=PaperDefaults(
+        objective={"kind": "span_masked", "boundary": {"kind": "boundary"}},
+        batch_tokens=131_072,
+        lr=1e-4,
+        width=768,
+        optimizer={**ADAM, "eps": 1e-8, "weight_decay": 0.1},
+        tokenizer=("wordpiece", "cls-sep", 28_996),
+    ),
+    # Cased, of the body: the pooler of the released weights was not trained.
+    sizes={
+        "base": Size({}, 107_719_680, "body"),  # "110M"
+        "large": Size(LARGE_SETTINGS, 332_529_664, "body"),  # "340M"
+    },
+    layout=bert.layout,
+)
+"""SpanBERT: BERT on single segments, masked spans and their boundaries (Joshi et al., 2020)."""
+
+tinybert = Family(
+    # As many heads as BERT-base, whatever the width, so that their attention compares.
+    build_spec=partial(build_spec, width=312, depth=4, hidden=1200, changes={"family": "tinybert"}),
+    shape="encoder",
+    pooling=POOLER,
+    default="4",
+    training=PaperDefaults(  # general distillation: sequences of 128 tokens, otherwise as BERT
+        objective={"kind": "next_sentence"},
+        lengths=(128,),
+        batch_tokens=32_768,
+        lr=1e-4,
+        width=768,
+        tokenizer=("wordpiece", "cls-sep", 30_522),
+        distillation={  # layers alone in the general stage
+            "soft_weight": 0.0,
+            "hard_weight": 0.0,
+            "cosine_weight": 0.0,
+            "state_weight": 1.0,
+            "embedding_weight": 1.0,
+            "attention_weight": 1.0,
+        },
+    ),
+    sizes={
+        "4": Size({}, 14_350_248, "body_with_pooler"),  # "14.5M", TinyBERT_General_4L_312D
+        "6": Size({"width": 768, "depth": 6, "hidden": 3072}, 66_955_008, "body_with_pooler"),  # "67M"
+    },
+    layout=bert.layout,
+)
+"""TinyBERT: a narrow BERT, the student of layer-by-layer distillation (Jiao et al., 2020)."""

@@ -1,11 +1,16 @@
 """BLOOM (Le Scao et al., 2022): a multilingual decoder with ALiBi and a norm after the token embedding."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
-from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_classes, build_decoder_training
-from pretune.models.hf.config import CustomKey, FixedKey, Key, check_size, read_key
+from pretune.models.families.shared import (
+    ADAM_LARGE,
+    Family,
+    Size,
+    build_decoder_classes,
+    build_decoder_training,
+    derive_hidden,
+)
+from pretune.models.hf.config import FixedKey, Key
 from pretune.models.hf.weights import (
     InterleavedPacking,
     Layout,
@@ -59,11 +64,6 @@ def build_spec(
     )
 
 
-def _read_width(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    width = read_key(hf_config, "hidden_size", "n_embed", check=check_size, default=64)
-    return {"width": width, "decoder.blocks.*.feedforward.hidden": 4 * width}
-
-
 def _make_size(width: int, depth: int, heads: int, params: int, lr: float, sequences: int, floor: float) -> Size:
     """Return a size with its rate and batch (table 3 of the paper); warm-up is 375M tokens."""
     schedule = {"kind": "cosine", "warmup": 375_000_000 // (sequences * 2048), "floor": floor}
@@ -100,7 +100,8 @@ bloom = Family(
         model_type="bloom",
         template=lambda: replace(build_spec(), special=Special(bos=1, eos=(2,))),
         entries=(
-            CustomKey(("hidden_size", "n_embed"), _read_width, lambda spec: {"hidden_size": spec.width}),
+            Key("hidden_size", ("width",), 64, aliases=("n_embed",)),
+            derive_hidden("decoder", "hidden_size", "n_embed", default=64),
             Key("vocab_size", ("vocab",), 250_880),
             Key("n_layer", ("decoder.depth",), 2, aliases=("num_hidden_layers",)),
             Key("n_head", ("decoder.blocks.*.attention.heads",), 8, aliases=("num_attention_heads",)),
@@ -119,7 +120,6 @@ bloom = Family(
         prefix="transformer.",
         classes=build_decoder_classes("Bloom"),
         task_heads={**define_score_head("Bloom"), **define_token_heads("Bloom")},
-        head="lm_head.weight",
         rules=(
             Rule(
                 tuple(f"decoder.{{i}}.attention.{part}.{{p}}" for part in "qkv"),

@@ -26,7 +26,7 @@ from pretune.models.hf.config import (
     make_unsupported_error,
     read_key,
 )
-from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, Rule, define_encoder_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -324,8 +324,6 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
 
 CONTEXT_POOLER = PoolingConfig(mode="first", layer="own", activation="gelu")
 """[CLS] through a new dense layer of the head."""
-POOLER_NAMES = {"dense": "pooler.dense", "out": "classifier"}
-POOLER_KEYS = (FixedKey("pooler_hidden_act", ("gelu",)),)
 
 
 deberta = Family(
@@ -359,19 +357,17 @@ deberta = Family(
         ignored_keys=frozenset({"pooler_dropout", "pooler_hidden_act", "cls_dropout"}),
         prefix=BODY,
         classes={"DebertaV2ForMaskedLM": frozenset({"head"}), "DebertaV2Model": frozenset()},
-        task_heads={
-            "DebertaV2ForSequenceClassification": define_head(
-                "classification", POOLER_NAMES, CONTEXT_POOLER, keys=POOLER_KEYS
-            ),
-            "DebertaV2ForMultipleChoice": define_head("choice", POOLER_NAMES, CONTEXT_POOLER, keys=POOLER_KEYS),
-            **define_token_heads("DebertaV2"),
-        },
+        task_heads=define_encoder_heads(
+            "DebertaV2",
+            {"dense": "pooler.dense", "out": "classifier"},
+            CONTEXT_POOLER,
+            keys=(FixedKey("pooler_hidden_act", ("gelu",)),),
+        ),
         presence_keys={
             "head": f"{OLD_HEAD}.bias",
             "detector": "mask_predictions.dense.weight",
             "mask_decoder": f"{BODY}embeddings.position_embeddings.weight",
         },
-        head=f"{OLD_HEAD}.decoder.weight",
         duplicates={f"{OLD_HEAD}.bias": f"{OLD_HEAD}.decoder.bias"},
         aliases={
             **{f"{NEW_HEAD}.{part}": f"{OLD_HEAD}.transform.{part}" for part in ("dense.weight", "dense.bias")},

@@ -1,37 +1,22 @@
 """DistilBERT (Sanh et al., 2019): BERT with half of its layers, without segments and pooler."""
 
-from dataclasses import replace
+from functools import partial
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared import ADAM, Family, PaperDefaults, Size
+from pretune.models.families.shared import ADAM, ENCODER_ACTIVATION, Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, Key
-from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
-from pretune.models.spec import Model
+from pretune.models.hf.weights import Layout, define_encoder_heads, make_rules
 from pretune.nn.heads import PoolingConfig
 
-
-def build_spec(
-    *,
-    width: int = 768,
-    depth: int = 6,
-    heads: int = 12,
-    vocab: int = 30522,
-    hidden: int | None = None,
-    positions: int = 512,
-    dropout: float = 0.1,
-) -> Model:
-    """Build a spec: BERT's encoder and vocabulary head, without segments, pooler and pair head."""
-    base = build_bert_spec(
-        width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
-    )
-    assert base.encoder is not None
-    encoder = replace(base.encoder, embed=replace(base.encoder.embed, segments=None))
-    return replace(base, family="distilbert", encoder=encoder, pooler=None, pair=None)
-
+build_spec = partial(
+    build_bert_spec,
+    depth=6,
+    changes={"family": "distilbert", "encoder.embed.segments": None, "pooler": None, "pair": None},
+)
+"""BERT's encoder and vocabulary head, without segments, pooler and pair head."""
 
 FIRST_TOKEN = PoolingConfig(mode="first", layer="own", activation="relu")
 """[CLS] through a new dense layer of the head."""
-SEQUENCE_HEAD_NAMES = {"dense": "pre_classifier", "out": "classifier"}
 BODY_NAMES = {
     "encoder.{i}.attention.q.{p}": "transformer.layer.{i}.attention.q_lin.{p}",
     "encoder.{i}.attention.k.{p}": "transformer.layer.{i}.attention.k_lin.{p}",
@@ -77,26 +62,16 @@ distilbert = Family(
             Key("dropout", ("encoder.embed.dropout", "encoder.blocks.*.dropout"), 0.1),
             Key("attention_dropout", ("encoder.blocks.*.attention.dropout",), 0.1),
             Key("max_position_embeddings", ("encoder.position.rows",), 512),
-            Key(
-                "activation",
-                ("encoder.blocks.*.feedforward.activation", "head.transform.activation"),
-                "gelu",
-                ACTIVATIONS,
-            ),
+            Key("activation", (ENCODER_ACTIVATION, "head.transform.activation"), "gelu", ACTIVATIONS),
             Key("initializer_range", ("init.std",), 0.02),
         ),
         # NOTE: sinusoidal positions are the initial values of a table that is saved like a learned one.
         ignored_keys=frozenset({"sinusoidal_pos_embds", "qa_dropout", "seq_classif_dropout", "tie_weights_"}),
         prefix="distilbert.",
         classes={"DistilBertForMaskedLM": frozenset({"head"}), "DistilBertModel": frozenset()},
-        task_heads={
-            "DistilBertForSequenceClassification": define_head("classification", SEQUENCE_HEAD_NAMES, FIRST_TOKEN),
-            "DistilBertForMultipleChoice": define_head("choice", SEQUENCE_HEAD_NAMES, FIRST_TOKEN),
-            **define_token_heads("DistilBert"),
-        },
+        task_heads=define_encoder_heads("DistilBert", {"dense": "pre_classifier", "out": "classifier"}, FIRST_TOKEN),
         supports_cache=False,
         presence_keys={"head": "vocab_transform.weight"},
-        head="vocab_projector.weight",
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=make_rules(
             {

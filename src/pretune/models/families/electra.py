@@ -16,7 +16,7 @@ from pretune.models.families.shared import (
 )
 from pretune.models.generator_discriminator import Pair, add_generator
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, read_key
-from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import Detector, PoolingConfig
 from pretune.nn.layers import Factor
@@ -38,19 +38,18 @@ def build_spec(
 
     The head is the detector or, with `generator`, the vocabulary head.
     """
-    base = build_bert_spec(
-        width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
-    )
-    assert base.encoder is not None
-    factor = None if table in (None, width) else Factor(width=table or width)
-    return replace(
-        base,
-        family="electra",
-        encoder=replace(base.encoder, embed=replace(base.encoder.embed, factor=factor)),
-        head=base.head if generator else None,
-        detector=None if generator else Detector(),
-        pooler=None,
-        pair=None,
+    changes: dict[str, Any] = {"family": "electra", "pooler": None, "pair": None}
+    if table not in (None, width):
+        changes["encoder.embed.factor"] = Factor(width=table)
+    return build_bert_spec(
+        width=width,
+        depth=depth,
+        heads=heads,
+        vocab=vocab,
+        hidden=hidden,
+        positions=positions,
+        dropout=dropout,
+        changes=changes if generator else {**changes, "head": None, "detector": Detector()},
     )
 
 
@@ -129,16 +128,12 @@ electra = Family(
             "ElectraModel": frozenset(),
         },
         task_heads={
-            "ElectraForSequenceClassification": define_head(
-                "classification", {"dense": "classifier.dense", "out": "classifier.out_proj"}, FIRST_TOKEN
-            ),
+            **define_encoder_heads("Electra", OUT_PROJ_NAMES, FIRST_TOKEN),
             "ElectraForMultipleChoice": define_head(
                 "choice", {"dense": "sequence_summary.summary", "out": "classifier"}, FIRST_TOKEN, keys=SUMMARY_KEYS
             ),
-            **define_token_heads("Electra"),
         },
         presence_keys={"detector": "discriminator_predictions.dense.weight", "head": "generator_lm_head.bias"},
-        head="generator_lm_head.weight",
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
             *make_rules(

@@ -8,9 +8,9 @@ from pretune.models.families.shared import (
     build_decoder_classes,
     build_decoder_training,
     build_gpt_rules,
-    read_gpt_width,
+    derive_hidden,
 )
-from pretune.models.hf.config import CustomKey, Key
+from pretune.models.hf.config import Key
 from pretune.models.hf.weights import Layout, define_score_head, make_rules
 from pretune.models.spec import Model, Normal
 from pretune.nn.attention import Attention
@@ -86,17 +86,12 @@ gpt = Family(
                 {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"},
             ),
             Key("layer_norm_epsilon", ("decoder.blocks.*.norms.post.eps",), 1e-5),
-            CustomKey(
-                (),
-                lambda hf_config: {"decoder.blocks.*.feedforward.hidden": 4 * read_gpt_width(hf_config)},
-                lambda spec: {},
-            ),
+            derive_hidden("decoder", "n_embd", "hidden_size", default=768),
         ),
         prefix="transformer.",
         supports_cache=False,
         classes=build_decoder_classes("OpenAIGPT", "LMHeadModel"),
         task_heads=define_score_head("OpenAIGPT"),
-        head="lm_head.weight",
         skipped_tensors=(r".*\.attn\.bias", r".*position_ids"),
         rules=(
             *build_gpt_rules("transformer.", "post"),

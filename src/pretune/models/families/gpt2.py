@@ -1,10 +1,10 @@
 """GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., 2020): pre-norm left-to-right decoders."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from pretune.core import config
 from pretune.models.families.gpt import build_spec as build_gpt_spec
 from pretune.models.families.shared import (
     GPT_KEYS,
@@ -13,14 +13,12 @@ from pretune.models.families.shared import (
     build_decoder_classes,
     build_decoder_training,
     build_gpt_rules,
-    read_gpt_width,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, allow_null, check_size, read_key
 from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm
-from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -39,20 +37,22 @@ def build_spec(
     base = build_gpt_spec(
         width=width, depth=depth, heads=1, vocab=vocab, hidden=hidden, positions=positions, dropout=dropout
     )
-    assert isinstance(base.decoder, Stack)
-    block = base.decoder.blocks[0]
-    block = replace(
-        block, norms=Norms(pre=LayerNorm()), attention=replace(block.attention, heads=heads, head_width=head_width)
-    )
-    decoder: Stack = replace(base.decoder, blocks=(block,), norm=LayerNorm())
-    return replace(
-        base, family=family, decoder=decoder, init=Normal(residual=True), special=Special(bos=50256, eos=(50256,))
-    )
+    changes = {
+        "family": family,
+        "decoder.blocks.0.attention.heads": heads,
+        "decoder.blocks.0.attention.head_width": head_width,
+        "decoder.blocks.0.norms": Norms(pre=LayerNorm()),
+        "decoder.norm": LayerNorm(),
+        "init": Normal(residual=True),
+        "special": Special(bos=50256, eos=(50256,)),
+    }
+    return config.replace(base, changes)
 
 
 def _read_inner(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     inner = read_key(hf_config, "n_inner", check=allow_null(check_size), default=None)
-    return {"decoder.blocks.*.feedforward.hidden": 4 * read_gpt_width(hf_config) if inner is None else inner}
+    width = read_key(hf_config, "n_embd", "hidden_size", check=check_size, default=768)
+    return {"decoder.blocks.*.feedforward.hidden": 4 * width if inner is None else inner}
 
 
 def _write_inner(spec: Model) -> dict[str, Any]:
@@ -82,7 +82,6 @@ LAYOUT = Layout(
     prefix="transformer.",
     classes=build_decoder_classes("GPT2", "LMHeadModel"),
     task_heads={**define_score_head("GPT2"), **define_token_heads("GPT2")},
-    head="lm_head.weight",
     skipped_tensors=(r".*\.attn\.(masked_)?bias",),
     rules=(
         *build_gpt_rules("transformer.", "pre"),

@@ -1,18 +1,26 @@
-"""LLaMA 1, 2 and 3 (Touvron et al., 2023; Dubey et al., 2024): RMSNorm, rotary positions, SwiGLU, no biases."""
+"""LLaMA 1, 2 and 3 (Touvron et al., 2023; Dubey et al., 2024), and Mistral (Jiang et al., 2023).
 
+RMSNorm, rotary positions, SwiGLU, no biases.
+"""
+
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
+from pretune.core import config
 from pretune.models.families.shared import (
     BIAS_KEY,
     HEAD_WIDTH_KEY,
+    NO_CHANGES,
     RMS_NORM_KEY,
     Family,
     Size,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
+    define_llama_heads,
 )
-from pretune.models.hf.config import Key
+from pretune.models.hf.config import Key, allow_null, check_size
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -34,14 +42,19 @@ def build_spec(
     vocab: int = 32000,
     hidden: int | None = None,
     tied: bool = False,
-    family: str = "llama",
+    head_width: int | None = None,
+    window: int | None = None,
     position: Rotary = ROTARY,
     norm: Norm = NORM,
     context: int = 2048,
+    changes: Mapping[str, Any] = NO_CHANGES,
 ) -> Model:
-    """Build a spec: pre-norm, rotary positions, SwiGLU; hidden width 8/3 of the width, rounded up to 256s."""
-    return Model(
-        family=family,
+    """Build a spec: pre-norm, rotary positions, SwiGLU; hidden width 8/3 of the width, rounded up to 256s.
+
+    `changes` are the values at some paths that make it another family.
+    """
+    spec = Model(
+        family="llama",
         vocab=vocab,
         width=width,
         decoder=Stack(
@@ -50,7 +63,13 @@ def build_spec(
             position=position,
             blocks=(
                 Block(
-                    attention=Attention(heads=heads, kv_heads=None if kv_heads == heads else kv_heads, bias=False),
+                    attention=Attention(
+                        heads=heads,
+                        kv_heads=None if kv_heads == heads else kv_heads,
+                        head_width=None if head_width == width / heads else head_width,
+                        bias=False,
+                        window=window,
+                    ),
                     feedforward=FeedForward(
                         hidden=hidden or -(-(8 * width // 3) // 256) * 256, activation="silu", gated=True, bias=False
                     ),
@@ -63,6 +82,7 @@ def build_spec(
         context=context,
         special=Special(bos=1, eos=(2,)),
     )
+    return config.replace(spec, changes) if changes else spec
 
 
 LAYOUT = build_llama_layout(
@@ -97,7 +117,7 @@ llama = Family(
 """LLaMA: RMSNorm, rotary positions, SwiGLU (Touvron et al., 2023)."""
 
 llama2 = Family(
-    build_spec=partial(build_spec, family="llama2", norm=RMSNorm(eps=1e-5), context=4096),
+    build_spec=partial(build_spec, norm=RMSNorm(eps=1e-5), context=4096, changes={"family": "llama2"}),
     shape="decoder",
     default="7b",
     training=build_decoder_training(
@@ -117,13 +137,13 @@ _LLAMA_3_2 = {"hidden": 8192, "tied": True, "position": _LONG_CONTEXT_ROTARY, "c
 llama3 = Family(
     build_spec=partial(
         build_spec,
-        family="llama3",
         vocab=128256,
         kv_heads=8,
         hidden=14336,
         norm=RMSNorm(eps=1e-5),
         context=8192,
         position=Rotary(theta=500000.0),
+        changes={"family": "llama3"},
     ),
     shape="decoder",
     default="8b",
@@ -146,3 +166,36 @@ llama3 = Family(
     layout=LAYOUT,
 )
 """Llama 3: larger vocabulary, grouped-query attention, rotary scaling by wavelength (Dubey et al., 2024)."""
+
+_build_mistral_spec = partial(
+    build_spec,
+    kv_heads=8,
+    hidden=14336,
+    window=4096,
+    norm=RMSNorm(eps=1e-5),
+    context=32768,
+    changes={"family": "mistral"},
+)
+mistral = Family(
+    build_spec=_build_mistral_spec,
+    shape="decoder",
+    default="7b",
+    training=build_decoder_training(
+        length=8192, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 32_000)
+    ),
+    sizes={"7b": Size({}, 7_241_732_096)},
+    layout=build_llama_layout(
+        "mistral",
+        "Mistral",
+        template=_build_mistral_spec,
+        entries=(
+            *build_llama_keys(hidden=14336, kv_heads=8, context=131072),
+            HEAD_WIDTH_KEY,
+            RMS_NORM_KEY,
+            # NOTE: an explicit null means no window; a missing key means the default of the class.
+            Key("sliding_window", ("decoder.blocks.*.attention.window",), 4096, check=allow_null(check_size)),
+        ),
+        task_heads=define_llama_heads("Mistral", spans=None),
+    ),
+)
+"""Mistral: Llama with a sliding window and grouped-query attention (Jiang et al., 2023)."""

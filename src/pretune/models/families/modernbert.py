@@ -256,7 +256,6 @@ modernbert = Family(
             "ModernBertForMultipleChoice": _define_head("choice"),
         },
         presence_keys={"head": "head.dense.weight"},
-        head="decoder.weight",
         skipped_tensors=(r".*rotary_emb\..*inv_freq",),
         rules=(
             Rule(

@@ -5,7 +5,7 @@ from typing import Any
 
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training
+from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training, derive_hidden
 from pretune.models.hf.config import (
     IGNORED_KEYS,
     CustomKey,
@@ -14,7 +14,6 @@ from pretune.models.hf.config import (
     allow_null,
     check_positive,
     check_rate,
-    check_size,
     read_key,
     read_object,
 )
@@ -93,8 +92,6 @@ def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("clip_qkv", "softmax_scale")
     )
     return {
-        "decoder.blocks.*.feedforward.hidden": 4
-        * read_key(hf_config, "d_model", "hidden_size", check=check_size, default=2048),
         "decoder.blocks.*.attention.clip": clip,
         "decoder.blocks.*.attention.scale": scale,
         "decoder.blocks.*.attention.dropout": dropout,
@@ -139,6 +136,7 @@ mpt = Family(
             Key("max_seq_len", ("context",), 2048),
             Key("layer_norm_epsilon", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-5),
             Key("initializer_range", ("init.std",), 0.02),
+            derive_hidden("decoder", "d_model", "hidden_size", default=2048),
             CustomKey(("attn_config",), _read_attention, _write_attention),
             FixedKey("expansion_ratio", (4,)),
             FixedKey("no_bias", (True,)),
@@ -153,7 +151,6 @@ mpt = Family(
         # MPTForCausalLM is the equivalent class in the code of the release.
         classes={"MptForCausalLM": frozenset({"head"}), "MPTForCausalLM": frozenset({"head"}), "MptModel": frozenset()},
         task_heads={**define_score_head("Mpt"), **define_token_heads("Mpt")},
-        head="lm_head.weight",
         rules=(
             Rule(
                 tuple(f"decoder.{{i}}.attention.{part}.weight" for part in "qkv"),

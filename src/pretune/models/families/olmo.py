@@ -1,8 +1,8 @@
 """OLMo (Groeneveld et al., 2024) and OLMo 2 (Walsh et al., 2025): Llama-like decoders with different norms."""
 
 from dataclasses import replace
+from functools import partial
 
-from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     ADAM_LARGE,
@@ -16,68 +16,36 @@ from pretune.models.families.shared import (
 )
 from pretune.models.hf.config import Key, allow_null, check_positive
 from pretune.models.hf.weights import define_score_head
-from pretune.models.spec import Model, Special
+from pretune.models.spec import Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm, RMSNorm
 from pretune.nn.positions import Rotary
 
+build_spec = partial(
+    build_llama_spec,
+    vocab=50304,
+    hidden=11008,
+    norm=LayerNorm(eps=1e-5, scale=False, bias=False),
+    changes={"family": "olmo", "special": Special(pad=1, eos=(50279,))},
+)
+"""OLMo: layer norms without parameters."""
 
-def build_spec(
-    *,
-    width: int = 4096,
-    depth: int = 32,
-    heads: int = 32,
-    kv_heads: int | None = None,
-    vocab: int = 50304,
-    hidden: int | None = 11008,
-    tied: bool = False,
-) -> Model:
-    """Build a spec of OLMo: layer norms without parameters."""
-    return replace(
-        build_llama_spec(
-            width=width,
-            depth=depth,
-            heads=heads,
-            kv_heads=kv_heads,
-            vocab=vocab,
-            hidden=hidden,
-            tied=tied,
-            family="olmo",
-            norm=LayerNorm(eps=1e-5, scale=False, bias=False),
-        ),
-        special=Special(pad=1, eos=(50279,)),
-    )
-
-
-def build_olmo2_spec(
-    *,
-    width: int = 4096,
-    depth: int = 32,
-    heads: int = 32,
-    kv_heads: int | None = None,
-    vocab: int = 100352,
-    hidden: int | None = 11008,
-    tied: bool = False,
-) -> Model:
-    """Build a spec of OLMo 2: norms on sublayer outputs and on queries and keys."""
-    norm = RMSNorm(eps=1e-6)
-    base = build_llama_spec(
-        width=width,
-        depth=depth,
-        heads=heads,
-        kv_heads=kv_heads,
-        vocab=vocab,
-        hidden=hidden,
-        tied=tied,
-        family="olmo2",
-        norm=norm,
-        position=Rotary(theta=500000.0),
-        context=4096,
-    )
-    block = {"norms": Norms(out=norm), "attention.norm": norm}
-    changes = {f"decoder.blocks.0.{path}": value for path, value in block.items()}
-    return config.replace(base, {**changes, "special": Special(pad=100277, eos=(100257,))})
-
+NORM = RMSNorm(eps=1e-6)
+build_olmo2_spec = partial(
+    build_llama_spec,
+    vocab=100352,
+    hidden=11008,
+    norm=NORM,
+    position=Rotary(theta=500000.0),
+    context=4096,
+    changes={
+        "family": "olmo2",
+        "decoder.blocks.0.norms": Norms(out=NORM),
+        "decoder.blocks.0.attention.norm": NORM,
+        "special": Special(pad=100277, eos=(100257,)),
+    },
+)
+"""OLMo 2: norms on sublayer outputs and on queries and keys."""
 
 olmo = Family(
     build_spec=build_spec,

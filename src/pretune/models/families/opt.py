@@ -1,10 +1,9 @@
 """OPT (Zhang et al., 2022): an open GPT-3, with ReLU and positions that start at row 2."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from pretune.core.config import to_dict
+from pretune.core import config
 from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
 from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
 from pretune.models.hf.config import (
@@ -15,16 +14,14 @@ from pretune.models.hf.config import (
     allow_null,
     check_flag,
     check_size,
-    get_path,
     read_key,
 )
 from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
-from pretune.nn.heads import Head, Transform
-from pretune.nn.layers import Factor, FeedForward, LayerNorm
+from pretune.nn.heads import Transform
+from pretune.nn.layers import Factor, LayerNorm
 from pretune.nn.positions import LearnedEmbedding
-from pretune.nn.stack import Stack
 
 
 def build_spec(
@@ -40,38 +37,25 @@ def build_spec(
     post_norm: bool = False,
 ) -> Model:
     """Build a spec: pre-norm, except for the 350m size, which is post-norm with a narrower token table."""
-    base = build_gpt2_spec(width=width, depth=depth, heads=heads, vocab=vocab, family="opt")
-    assert isinstance(base.decoder, Stack)
-    norm, factor = LayerNorm(), table if table != width else None
-    block = replace(
-        base.decoder.blocks[0],
-        attention=replace(base.decoder.blocks[0].attention, dropout=0.0),
-        feedforward=FeedForward(hidden=hidden or 4 * width, activation="relu"),
-        norms=Norms(post=norm) if post_norm else Norms(pre=norm),
-        dropout=dropout,
-    )
-    embed = replace(
-        base.decoder.embed, dropout=0.0, factor=Factor(width=factor, bias=False, input="tokens") if factor else None
-    )
-    return replace(
-        base,
-        decoder=replace(
-            base.decoder,
-            blocks=(block,),
-            embed=embed,
-            position=LearnedEmbedding(rows=positions + 2, offset=2),
-            norm=None if post_norm else norm,
-        ),
-        head=Head(transform=Transform(bias=False) if factor else None),
-        init=Normal(std=0.006),
-        special=Special(pad=1, bos=2, eos=(2,)),
-    )
+    base = build_gpt2_spec(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=0.0, family="opt")
+    changes = {
+        "decoder.position": LearnedEmbedding(rows=positions + 2, offset=2),
+        "decoder.blocks.0.feedforward.activation": "relu",
+        "decoder.blocks.0.dropout": dropout,
+        "init": Normal(std=0.006),
+        "special": Special(pad=1, bos=2, eos=(2,)),
+    }
+    if post_norm:
+        changes |= {"decoder.blocks.0.norms": Norms(post=LayerNorm()), "decoder.norm": None}
+    if table not in (None, width):
+        changes["decoder.embed.factor"] = Factor(width=table, bias=False, input="tokens")
+        changes["head.transform"] = Transform(bias=False)
+    return config.replace(base, changes)
 
 
 def _read_norms(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    norm = to_dict(
-        LayerNorm(scale=read_key(hf_config, "layer_norm_elementwise_affine", check=check_flag, default=True))
-    )
+    has_scale = read_key(hf_config, "layer_norm_elementwise_affine", check=check_flag, default=True)
+    norm = config.to_dict(LayerNorm(scale=has_scale))
     pre = read_key(hf_config, "do_layer_norm_before", check=check_flag, default=True)
     final = pre and not read_key(hf_config, "_remove_final_layer_norm", check=check_flag, default=False)
     return {
@@ -97,12 +81,8 @@ def _read_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     return {
         "decoder.embed.factor": {"kind": "factor", "width": table, "bias": False, "input": "tokens"},
-        "head.transform": to_dict(Transform(bias=False)),
+        "head.transform": config.to_dict(Transform(bias=False)),
     }
-
-
-def _read_positions(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"decoder.position.rows": read_key(hf_config, "max_position_embeddings", check=check_size, default=2048) + 2}
 
 
 opt = Family(
@@ -148,18 +128,13 @@ opt = Family(
                 _write_norms,
             ),
             CustomKey(("word_embed_proj_dim",), _read_table, lambda spec: {"word_embed_proj_dim": spec.table}),
-            CustomKey(
-                ("max_position_embeddings",),
-                _read_positions,
-                lambda spec: {"max_position_embeddings": get_path(spec, "decoder.position.rows") - 2},
-            ),
+            Key("max_position_embeddings", ("decoder.position.rows",), 2048, shift=2),
             FixedKey("layerdrop", (0, 0.0)),
             FixedKey("activation_dropout", (0, 0.0)),
         ),
         prefix="model.",
         classes=build_decoder_classes("OPT"),
         task_heads={**define_score_head("OPT"), **define_token_heads("OPT", tags=None)},
-        head="lm_head.weight",
         rules=make_rules(
             {
                 **{

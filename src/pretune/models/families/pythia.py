@@ -109,7 +109,6 @@ pythia = Family(
         prefix="gpt_neox.",
         classes=build_decoder_classes("GPTNeoX"),
         task_heads={**define_score_head("GPTNeoX"), **define_token_heads("GPTNeoX")},
-        head="embed_out.weight",
         skipped_tensors=(r".*\.attention\.(masked_)?bias", r".*rotary_emb\.inv_freq"),
         rules=(
             Rule(

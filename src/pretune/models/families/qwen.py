@@ -33,7 +33,6 @@ from pretune.nn.layers import PerHead, RMSNorm
 from pretune.nn.positions import Rotary
 from pretune.nn.stack import MAX_LAYERS, Stack
 
-NORM = RMSNorm(eps=1e-6)
 ROTARY = Rotary(theta=1_000_000.0)
 SPECIAL = Special(bos=151643, eos=(151643,))
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -41,60 +40,32 @@ _SMALL = {"vocab": 151936, "tied": True}
 _LARGE = {"width": 5120, "heads": 40, "kv_heads": 8}
 
 
-def build_spec(
-    *,
-    width: int = 3584,
-    depth: int = 28,
-    heads: int = 28,
-    kv_heads: int | None = 4,
-    vocab: int = 152064,
-    hidden: int = 18944,
-    tied: bool = False,
-) -> Model:
-    """Build a spec of Qwen2: Llama with a bias on queries, keys and values, and rotary positions for long contexts."""
-    base = build_llama_spec(
-        width=width,
-        depth=depth,
-        heads=heads,
-        kv_heads=kv_heads,
-        vocab=vocab,
-        hidden=hidden,
-        tied=tied,
-        family="qwen2",
-        position=ROTARY,
-        context=32768,
-    )
-    return config.replace(base, {"decoder.blocks.0.attention.bias": ("q", "k", "v"), "special": SPECIAL})
+build_spec = partial(
+    build_llama_spec,
+    width=3584,
+    depth=28,
+    heads=28,
+    kv_heads=4,
+    vocab=152064,
+    hidden=18944,
+    position=ROTARY,
+    context=32768,
+    changes={"family": "qwen2", "decoder.blocks.0.attention.bias": ("q", "k", "v"), "special": SPECIAL},
+)
+"""Qwen2: a bias on queries, keys and values, and rotary positions for long contexts."""
 
-
-def build_qwen3_spec(
-    *,
-    width: int = 4096,
-    depth: int = 36,
-    heads: int = 32,
-    kv_heads: int | None = 8,
-    head_width: int | None = 128,
-    vocab: int = 151936,
-    hidden: int = 12288,
-    tied: bool = False,
-) -> Model:
-    """Build a spec of Qwen3: Llama with norms of queries and keys, and heads of a width of their own."""
-    base = build_llama_spec(
-        width=width,
-        depth=depth,
-        heads=heads,
-        kv_heads=kv_heads,
-        vocab=vocab,
-        hidden=hidden,
-        tied=tied,
-        family="qwen3",
-        norm=NORM,
-        position=ROTARY,
-        context=32768,
-    )
-    attention = {"norm": PerHead(norm=NORM), "head_width": None if head_width == width / heads else head_width}
-    changes = {f"decoder.blocks.0.attention.{name}": value for name, value in attention.items()}
-    return config.replace(base, {**changes, "special": SPECIAL})
+build_qwen3_spec = partial(
+    build_llama_spec,
+    depth=36,
+    kv_heads=8,
+    head_width=128,
+    vocab=151936,
+    hidden=12288,
+    position=ROTARY,
+    context=32768,
+    changes={"family": "qwen3", "decoder.blocks.0.attention.norm": PerHead(norm=RMSNorm()), "special": SPECIAL},
+)
+"""Qwen3: norms of queries and keys, and heads of a width of their own."""
 
 
 def _build_template(build: Callable[[], Model]) -> Model:

@@ -20,10 +20,9 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, check_token, get_path, read_key
-from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
 from pretune.models.spec import Model, Special
-from pretune.nn.block import Norms
-from pretune.nn.heads import PoolingConfig, Transform
+from pretune.nn.heads import PoolingConfig
 from pretune.nn.layers import LayerNorm
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
@@ -41,26 +40,24 @@ def build_spec(
     family: str = "roberta",
 ) -> Model:
     """Build a spec: BERT with positions from row 2, one segment and no pair head."""
-    base = build_bert_spec(width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden, dropout=dropout)
-    assert isinstance(base.encoder, Stack) and base.head is not None
-    norm = LayerNorm(eps=1e-5)
-    block = replace(base.encoder.blocks[0], norms=Norms(post=norm))
-    return replace(
-        base,
-        family=family,
-        encoder=replace(
-            base.encoder,
-            position=LearnedEmbedding(rows=positions + 2, offset=2),
-            embed=replace(base.encoder.embed, segments=1, norm=norm),
-            blocks=(block,),
-        ),
-        head=replace(base.head, transform=Transform(activation="gelu", norm=norm)),
-        pair=None,
-        special=Special(pad=1, bos=0, eos=(2,)),
+    return build_bert_spec(
+        width=width,
+        depth=depth,
+        heads=heads,
+        vocab=vocab,
+        hidden=hidden,
+        dropout=dropout,
+        norm=LayerNorm(eps=1e-5),
+        changes={
+            "family": family,
+            "encoder.position": LearnedEmbedding(rows=positions + 2, offset=2),
+            "encoder.embed.segments": 1,
+            "pair": None,
+            "special": Special(pad=1, bos=0, eos=(2,)),
+        },
     )
 
 
-MASKED_OBJECTIVE = {"kind": "masked"}
 FIRST_TOKEN = PoolingConfig(mode="first", layer="own")
 """<s> through a new dense layer of the head: the pooler was not pre-trained."""
 
@@ -107,16 +104,12 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
         prefix="roberta.",
         classes={f"{name}ForMaskedLM": frozenset({"head"}), f"{name}Model": frozenset({"pooler"})},
         task_heads={
-            f"{name}ForSequenceClassification": define_head(
-                "classification", {"dense": "classifier.dense", "out": "classifier.out_proj"}, FIRST_TOKEN
-            ),
+            **define_encoder_heads(name, OUT_PROJ_NAMES, FIRST_TOKEN),
             f"{name}ForMultipleChoice": define_head(
                 "choice", {"dense": "roberta.pooler.dense", "out": "classifier"}, POOLER
             ),
-            **define_token_heads(name),
         },
         presence_keys={"pooler": "roberta.pooler.dense.weight", "head": "lm_head.dense.weight"},
-        head="lm_head.decoder.weight",
         duplicates={"lm_head.bias": "lm_head.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
@@ -133,42 +126,23 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
     )
 
 
-def _build_training(
-    *,
-    batch_tokens: int,
-    lr: float,
-    warmup: int,
-    tokenizer: tuple[str, str, int],
-    objective: Mapping[str, Any] = MASKED_OBJECTIVE,
-    samples: str = "documents",
-    length: int = 512,
-    width: int = 768,
-    mixing: Mapping[str, Any] | None = None,
-) -> PaperDefaults:
-    return PaperDefaults(
-        objective=objective,
-        samples=samples,
-        lengths=(length,),
-        batch_tokens=batch_tokens,
-        lr=lr,
-        width=width,
-        optimizer={**ADAM, "betas": (0.9, 0.98)},
-        schedule={"kind": "linear", "warmup": warmup},
-        tokenizer=tokenizer,
-        mixing=mixing,
-    )
-
-
+_define_training = partial(
+    PaperDefaults, objective={"kind": "masked"}, width=768, optimizer={**ADAM, "betas": (0.9, 0.98)}
+)
+_define_family = partial(
+    Family, shape="encoder", pooling=FIRST_TOKEN, choice_pooling=POOLER, fit_positions=fit_positions
+)
 ROBERTA_LAYOUT = build_layout("roberta", "Roberta", 50265)
 
-roberta = Family(
+roberta = _define_family(
     build_spec=build_spec,
-    shape="encoder",
-    pooling=FIRST_TOKEN,
-    choice_pooling=POOLER,
-    fit_positions=fit_positions,
     default="base",
-    training=_build_training(batch_tokens=4_194_304, lr=6e-4, warmup=24_000, tokenizer=("bpe", "s-mask", 50_265)),
+    training=_define_training(
+        batch_tokens=4_194_304,
+        lr=6e-4,
+        schedule={"kind": "linear", "warmup": 24_000},
+        tokenizer=("bpe", "s-mask", 50_265),
+    ),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # "125M"
         "large": Size(LARGE_SETTINGS, 355_359_744, "body_with_pooler"),  # "355M"
@@ -177,17 +151,13 @@ roberta = Family(
 )
 """RoBERTa: BERT trained longer, without sentence pairs (Liu et al., 2019)."""
 
-xlm_roberta = Family(
+xlm_roberta = _define_family(
     build_spec=partial(build_spec, vocab=250002, family="xlm-roberta"),
-    shape="encoder",
-    pooling=FIRST_TOKEN,
-    choice_pooling=POOLER,
-    fit_positions=fit_positions,
     default="base",
-    training=_build_training(
+    training=_define_training(
         batch_tokens=4_194_304,
         lr=6e-4,
-        warmup=24_000,
+        schedule={"kind": "linear", "warmup": 24_000},
         tokenizer=("unigram", "s-mask", 250_002),
         mixing={"kind": "smoothed", "alpha": 0.3},  # of languages (section 3.1)
     ),
@@ -199,23 +169,19 @@ xlm_roberta = Family(
 )
 """XLM-R: RoBERTa over a hundred languages and one vocabulary (Conneau et al., 2020)."""
 
-babyberta = Family(
+babyberta = _define_family(
     build_spec=partial(
         build_spec, width=256, depth=8, heads=8, hidden=1024, vocab=8192, positions=512, family="babyberta"
     ),
-    shape="encoder",
-    pooling=FIRST_TOKEN,
-    choice_pooling=POOLER,
-    fit_positions=fit_positions,
     default="base",
-    training=_build_training(
+    training=_define_training(
         objective={"kind": "masked", "split": (0.9, 0.1, 0.0)},
         samples="sentences",
-        length=128,
+        lengths=(128,),
         batch_tokens=2_048,
         lr=1e-4,
         width=256,
-        warmup=24_000,
+        schedule={"kind": "linear", "warmup": 24_000},
         tokenizer=("bpe", "s-mask", 8_192),
     ),
     sizes={"base": Size({}, 8_613_376, "body_with_pooler")},  # "8M"
@@ -223,14 +189,12 @@ babyberta = Family(
 )
 """BabyBERTa: a RoBERTa for five million words of child-directed speech (Huebner et al., 2021)."""
 
-miniberta = Family(
+miniberta = _define_family(
     build_spec=partial(build_spec, family="miniberta"),
-    shape="encoder",
-    pooling=FIRST_TOKEN,
-    choice_pooling=POOLER,
-    fit_positions=fit_positions,
     default="base",
-    training=_build_training(batch_tokens=262_144, lr=6e-4, warmup=6_000, tokenizer=("bpe", "s-mask", 50_265)),
+    training=_define_training(
+        batch_tokens=262_144, lr=6e-4, schedule={"kind": "linear", "warmup": 6_000}, tokenizer=("bpe", "s-mask", 50_265)
+    ),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # 10M to 1B words
         "med-small": Size({"width": 512, "depth": 6, "heads": 8, "hidden": 2048}, 45_177_344, "body_with_pooler"),  # 1M

@@ -29,7 +29,6 @@ from pretune.models.hf.weights import (
     HeadLayout,
     Layout,
     Rule,
-    TransposedPacking,
     define_head,
     define_score_head,
     define_token_heads,
@@ -168,6 +167,8 @@ SENTENCE_CONFIG_FILE = "sentence_bert_config.json"
 """Settings of the module Transformer of sentence-transformers, which it names after its first model."""
 
 LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
+NO_CHANGES: Mapping[str, Any] = {}
+"""Changes to the spec of a family, from which others are derived: path -> value."""
 
 
 ROPE_SCALINGS = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
@@ -314,18 +315,22 @@ def build_gpt_rules(body: str, norm: str) -> tuple[Rule, ...]:
             f"{theirs}.attn.c_attn.{{p}}",
             FusedPacking(is_transposed=True),
         ),
-        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", TransposedPacking()),
-        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", TransposedPacking()),
-        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", TransposedPacking()),
+        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", FusedPacking(is_transposed=True)),
+        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", FusedPacking(is_transposed=True)),
+        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", FusedPacking(is_transposed=True)),
         Rule(f"{ours}.attention_norm.{norm}.{{p}}", f"{theirs}.ln_1.{{p}}"),
         Rule(f"{ours}.feedforward_norm.{norm}.{{p}}", f"{theirs}.ln_2.{{p}}"),
     )
 
 
-def read_gpt_width(hf_config: Mapping[str, Any]) -> int:
-    """Return the width of a config; the feed-forward width may follow from it."""
-    width: int = read_key(hf_config, "n_embd", "hidden_size", check=check_size, default=768)
-    return width
+def derive_hidden(side: str, *names: str, default: int) -> CustomKey:
+    """Return the rule that the feed-forward width is four times the width, which is the key of these names."""
+    path = f"{side}.blocks.*.feedforward.hidden"
+    return CustomKey(
+        (),
+        lambda hf_config: {path: 4 * read_key(hf_config, *names, check=check_size, default=default)},
+        lambda spec: {},
+    )
 
 
 GPT_KEYS = (
@@ -436,7 +441,6 @@ def build_llama_layout(
         prefix="model.",
         classes=build_decoder_classes(name),
         task_heads=define_llama_heads(name) if task_heads is None else task_heads,
-        head="lm_head.weight",
         skipped_tensors=(r".*rotary_emb\.inv_freq",),
         rules=make_rules({**_LLAMA_NAMES, **norms}),
     )

@@ -1,6 +1,12 @@
-"""T5 (Raffel et al., 2020), T5 v1.1 and mT5 (Xue et al., 2021): text-to-text encoder-decoders."""
+"""T5 (Raffel et al., 2020), T5 v1.1 and mT5 (Xue et al., 2021): text-to-text encoder-decoders.
 
-from collections.abc import Mapping
+`t5_table` are the architectures that the paper compares (table 2), built from T5 blocks.
+At L = 12 layers, an encoder-decoder of L + L layers has twice the parameters P of a language model of L layers but the
+same compute M per token; sharing its halves or halving its depth brings it back to P.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -229,7 +235,6 @@ def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
             ),
             **define_token_heads(name, tags=None),
         },
-        head="lm_head.weight",
         has_encoder_class=True,
         copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         # NOTE: an old release has an unused position table of the cross-attention.
@@ -328,3 +333,57 @@ mt5 = Family(
     layout=_build_layout("mt5", "MT5", *_build_keys(vocab=250112, depth=8, heads=6, hidden=1024, gate="gated-gelu")),
 )
 """mT5: T5 v1.1 over a hundred languages (Xue et al., 2021)."""
+
+
+def build_table_spec(
+    *,
+    shape: str = "enc-dec",
+    width: int = 768,
+    depth: int = 12,
+    heads: int = 12,
+    vocab: int = 32128,
+    hidden: int | None = None,
+    dropout: float = 0.1,
+) -> Model:
+    """Build one of the five architectures; `depth` is the number of layers of each stack."""
+    return SHAPES[shape](
+        width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden or 4 * width, dropout=dropout
+    )
+
+
+def _build_encoder_decoder(*, is_shared: bool = False, **settings: Any) -> Model:
+    return replace(build_spec(**settings, family="t5-table"), shared=is_shared)
+
+
+def _build_decoder(*, both_ways: bool, **settings: Any) -> Model:
+    base = build_spec(**settings, family="t5-table")
+    assert isinstance(base.decoder, Stack)
+    block = replace(base.decoder.blocks[0], cross=None)
+    decoder = replace(base.decoder, position=RelativeBias(both_ways=both_ways), blocks=(block,))
+    return replace(base, encoder=None, decoder=decoder)
+
+
+SHAPES: dict[str, Callable[..., Model]] = {
+    "enc-dec": _build_encoder_decoder,
+    "enc-dec-shared": partial(_build_encoder_decoder, is_shared=True),
+    "enc-dec-half": _build_encoder_decoder,
+    "lm": partial(_build_decoder, both_ways=False),
+    "prefix-lm": partial(_build_decoder, both_ways=True),  # the prefix is bidirectional: keys on both sides of a query
+}
+
+t5_table = Family(
+    build_spec=build_table_spec,
+    shape="encoder-decoder or decoder",
+    default="enc-dec",
+    training=t5.training,
+    tuning=t5.tuning,
+    sizes={
+        "enc-dec": Size({}, 222_903_552),  # 2P, M
+        "enc-dec-shared": Size({"shape": "enc-dec-shared"}, 137_950_464),  # P, M
+        "enc-dec-half": Size({"shape": "enc-dec-half", "depth": 6}, 123_790_080),  # P, M / 2
+        "lm": Size({"shape": "lm"}, 109_628_544),  # P, M
+        "prefix-lm": Size({"shape": "prefix-lm"}, 109_628_544),  # P, M
+    },
+    layout=t5.layout,  # shared stacks and language models are saved in the native format
+)
+"""T5's architectures: encoder-decoders, language model, prefix LM at matched cost (Raffel et al., 2020)."""

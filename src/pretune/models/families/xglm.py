@@ -91,7 +91,6 @@ xglm = Family(
         ),
         prefix="model.",
         classes=build_decoder_classes("XGLM"),
-        head="lm_head.weight",
         skipped_tensors=(r".*embed_positions\.weights",),
         rules=make_rules(
             {

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.models.families.shared import Family, PaperDefaults, Size
+from pretune.models.families.shared import ENCODER_ACTIVATION, Family, PaperDefaults, Size, derive_hidden
 from pretune.models.hf.config import CustomKey, FixedKey, Key, check_flag, check_size, get_path, read_key
 from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
@@ -52,15 +52,15 @@ def build_spec(
     )
 
 
-def _read_width(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    width = read_key(hf_config, "emb_dim", "hidden_size", check=check_size, default=2048)
-    return {"width": width, "encoder.blocks.*.feedforward.hidden": 4 * width}
-
-
 def _read_languages(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     count = read_key(hf_config, "n_langs", check=check_size, default=1)
     is_used = read_key(hf_config, "use_lang_emb", check=check_flag, default=True)
     return {"encoder.embed.languages": count if is_used and count > 1 else None}
+
+
+def _read_activation(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    is_gelu = read_key(hf_config, "gelu_activation", check=check_flag, default=True)
+    return {ENCODER_ACTIVATION: "gelu" if is_gelu else "relu"}
 
 
 def _write_languages(spec: Model) -> dict[str, Any]:
@@ -68,7 +68,6 @@ def _write_languages(spec: Model) -> dict[str, Any]:
     return {"n_langs": languages or 1, "use_lang_emb": True}
 
 
-ACTIVATION = "encoder.blocks.*.feedforward.activation"
 FIRST_TOKEN = PoolingConfig(mode="first")
 SUMMARY_KEYS = (
     FixedKey("summary_type", ("first",)),
@@ -105,7 +104,8 @@ xlm = Family(
         model_type="xlm",
         template=lambda: build_spec(languages=None),
         entries=(
-            CustomKey(("emb_dim", "hidden_size"), _read_width, lambda spec: {"emb_dim": spec.width}),
+            Key("emb_dim", ("width",), 2048, aliases=("hidden_size",)),
+            derive_hidden("encoder", "emb_dim", "hidden_size", default=2048),
             CustomKey(("n_langs", "use_lang_emb"), _read_languages, _write_languages),
             Key("vocab_size", ("vocab",), 30_145, aliases=("n_words",)),
             Key("n_layers", ("encoder.depth",), 12, aliases=("num_hidden_layers",)),
@@ -117,12 +117,8 @@ xlm = Family(
             Key("init_std", ("init.std",), 0.02),
             CustomKey(
                 ("gelu_activation",),
-                lambda hf_config: {
-                    ACTIVATION: "gelu"
-                    if read_key(hf_config, "gelu_activation", check=check_flag, default=True)
-                    else "relu"
-                },
-                lambda spec: {"gelu_activation": get_path(spec, ACTIVATION) == "gelu"},
+                _read_activation,
+                lambda spec: {"gelu_activation": get_path(spec, ENCODER_ACTIVATION) == "gelu"},
             ),
             FixedKey("causal", (False,)),
             FixedKey("asm", (False,)),  # adaptive softmax
@@ -146,7 +142,6 @@ xlm = Family(
             **define_token_heads("XLM", spans=None),
         },
         presence_keys={"head": "pred_layer.proj.bias"},
-        head="pred_layer.proj.weight",
         skipped_tensors=(r".*position_ids",),
         rules=make_rules(
             {

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from pretune.models.families.shared import Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, make_unsupported_error, read_key
-from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, LeadingAxisPacking, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Head, PoolingConfig
@@ -67,17 +67,6 @@ class HeadPacking:
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
         matrix = tensors[0].t() if self.is_transposed else tensors[0]
         return matrix.reshape(matrix.shape[0], spec.first_block.attention.heads, -1)
-
-
-@dataclass(frozen=True)
-class LeadingAxisPacking:
-    """A matrix with one row, stored with an extra leading axis."""
-
-    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        return [tensor[0]]
-
-    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        return tensors[0][None]
 
 
 def _read_head(hf_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +155,6 @@ xlnet = Family(
             **define_token_heads("XLNet", spans=None),
         },
         presence_keys={"head": "lm_loss.bias"},
-        head="lm_loss.weight",
         rules=(
             *(Rule(f"encoder.{{i}}.attention.{p}.weight", f"{ATTENTION}.{p}", HeadPacking()) for p in "qkvr"),
             Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", HeadPacking(is_transposed=False)),

@@ -28,25 +28,20 @@ def check_size(key: str, value: Any, minimum: int = 1) -> int:
     return value
 
 
-def check_number(key: str, value: Any) -> float:
-    """Return a finite number of at least 0."""
-    if type(value) not in (int, float) or not 0 <= value <= 1e30:
-        raise _make_invalid_error(key, value, "a number of at least 0")
-    return float(value)
+def _make_number_check(requirement: str, is_allowed: Callable[[float], bool]) -> Callable[[str, Any], float]:
+    """Return the check of a finite number."""
+
+    def check(key: str, value: Any) -> float:
+        if type(value) not in (int, float) or not is_allowed(value):
+            raise _make_invalid_error(key, value, requirement)
+        return float(value)
+
+    return check
 
 
-def check_positive(key: str, value: Any) -> float:
-    """Return a finite number greater than 0."""
-    if type(value) not in (int, float) or not 0 < value <= 1e30:
-        raise _make_invalid_error(key, value, "a number greater than 0")
-    return float(value)
-
-
-def check_rate(key: str, value: Any) -> float:
-    """Return a rate between 0 and 1, such as a dropout."""
-    if type(value) not in (int, float) or not 0 <= value <= 1:
-        raise _make_invalid_error(key, value, "a number from 0 to 1")
-    return float(value)
+check_number = _make_number_check("a number of at least 0", lambda value: 0 <= value <= 1e30)
+check_positive = _make_number_check("a number greater than 0", lambda value: 0 < value <= 1e30)
+check_rate = _make_number_check("a number from 0 to 1", lambda value: 0 <= value <= 1)
 
 
 def check_flag(key: str, value: Any) -> bool:
@@ -154,7 +149,7 @@ TOKEN_ROLES = {"pad_token_id": "special.pad", "bos_token_id": "special.bos", "de
 class Key:
     """A key and the paths in the spec that it sets (`*` stands for every block of the pattern).
 
-    `default` is the reference's default, in our values; its type determines the check.
+    `default` is the reference's default, in our values before the shift; its type determines the check.
     """
 
     name: str
@@ -163,6 +158,7 @@ class Key:
     values: Mapping[str, Any] | None = None  # their value -> ours; the first match is written
     aliases: tuple[str, ...] = ()  # other spellings
     check: Check | None = None  # None: by the type of the default
+    shift: int = 0  # added to their number
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,13 +166,13 @@ class Key:
 
     def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
         value = read_key(hf_config, *self.names, check=self.check or self._check_by_type, default=self.default)
-        return dict.fromkeys(self.paths, value)
+        return dict.fromkeys(self.paths, value + self.shift if self.shift else value)
 
     def write(self, spec: Model) -> dict[str, Any]:
         value = get_path(spec, self.paths[0])
         if self.values is not None:
             value = next((theirs for theirs, ours in self.values.items() if ours == value), value)
-        return {self.name: value}
+        return {self.name: value - self.shift if self.shift else value}
 
     def _check_by_type(self, key: str, value: Any) -> Any:
         if self.values is not None:

@@ -4,7 +4,7 @@ A rule names our parameters and their tensor, with `{i}` for a layer index and `
 
     Rule("encoder.{i}.attention.q.{p}", "encoder.layer.{i}.attention.self.query.{p}")
 
-Several parameters may be packed in one tensor (`FusedPacking`, `InterleavedPacking`, `TransposedPacking`).
+A tensor may hold several parameters, or one in another form (`FusedPacking`, `InterleavedPacking`, …).
 A task head is a class of `transformers` (`HeadLayout`); other heads are saved under `task.` and described in the config
 under `pretune_head`. A `Layout` is a family's rules, classes and config keys; `detect_contents` finds out from the
 tensors of a checkpoint which parts it has, and if its head is tied.
@@ -50,33 +50,11 @@ class Packing(Protocol):
 
 
 @dataclass(frozen=True)
-class IdentityPacking:
-    """One tensor, unchanged."""
+class LeadingAxisPacking:
+    """A tensor stored with an extra leading axis of size 1."""
 
     def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        return [tensor]
-
-    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        return tensors[0]
-
-
-@dataclass(frozen=True)
-class TransposedPacking:
-    """A matrix stored as [in, out]."""
-
-    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        return [tensor.t() if tensor.dim() == 2 else tensor]
-
-    def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        return self.unpack(tensors[0], [], spec)[0]
-
-
-@dataclass(frozen=True)
-class RowPacking:
-    """A vector stored as a matrix with one row."""
-
-    def unpack(self, tensor: Tensor, sizes: list[int], spec: Model) -> list[Tensor]:
-        return [tensor.reshape(-1)]
+        return [tensor[0]]
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
         return tensors[0][None]
@@ -84,7 +62,7 @@ class RowPacking:
 
 @dataclass(frozen=True)
 class FusedPacking:
-    """Queries, keys and values concatenated; stored as [in, out] if `is_transposed`."""
+    """One tensor, or several (queries, keys and values) concatenated; matrices are [in, out] if `is_transposed`."""
 
     is_transposed: bool = False
 
@@ -93,7 +71,7 @@ class FusedPacking:
         return list(torch.split(tensor, sizes))
 
     def pack(self, tensors: list[Tensor], spec: Model) -> Tensor:
-        matrix = torch.cat(tensors)
+        matrix = tensors[0] if len(tensors) == 1 else torch.cat(tensors)
         return matrix.t() if self.is_transposed and matrix.dim() == 2 else matrix
 
 
@@ -118,7 +96,7 @@ class Rule:
 
     param_names: str | tuple[str, ...]
     tensor_name: str
-    packing: Packing = IdentityPacking()
+    packing: Packing = FusedPacking()
 
 
 @dataclass(frozen=True)
@@ -208,6 +186,21 @@ def define_token_heads(
     return heads
 
 
+OUT_PROJ_NAMES = {"dense": "classifier.dense", "out": "classifier.out_proj"}
+"""Classifier of a dense layer and an output layer."""
+
+
+def define_encoder_heads(
+    name: str, names: Mapping[str, str], pooling: PoolingConfig, keys: tuple[Entry, ...] = ()
+) -> dict[str, HeadLayout]:
+    """Return the classes of encoders: sequence classification and multiple choice, with the same layers, and tokens."""
+    return {
+        f"{name}ForSequenceClassification": define_head("classification", names, pooling, keys=keys),
+        f"{name}ForMultipleChoice": define_head("choice", names, pooling, keys=keys),
+        **define_token_heads(name),
+    }
+
+
 def define_score_head(name: str) -> dict[str, HeadLayout]:
     """Return the sequence classification class of decoders: a linear layer on the last token."""
     return {f"{name}ForSequenceClassification": define_head("classification", {"out": "score"}, LAST_TOKEN)}
@@ -242,7 +235,6 @@ class Layout:
     rules: tuple[Rule, ...] | Callable[[Model], tuple[Rule, ...]]
     classes: Mapping[str, frozenset[str]]  # class -> its `PARTS`; the full class first
     prefix: str = ""  # of the body's tensors in every class except the bare one
-    head: str | None = None  # tensor of the vocabulary matrix; written only if untied
     copies: tuple[str, ...] = ()  # other names of the token table
     needs_copies: bool = False  # the reference reads them if the head is untied
     ignored_keys: frozenset[str] = frozenset()  # keys that are irrelevant in this family
@@ -311,10 +303,18 @@ class Layout:
             out.setdefault("tie_word_embeddings", spec.head.tied)
         return out
 
-    @property
+    @cached_property
     def token_table(self) -> str:
         """Name of the tensor of the token table."""
-        return next(rule.tensor_name for rule in self.get_rules(self.base) if rule.param_names == "tokens.weight")
+        return self._get_tensor_name("tokens.weight")
+
+    @cached_property
+    def head(self) -> str:
+        """Name of the tensor of the vocabulary matrix, which is written only if untied."""
+        return self._get_tensor_name("head.weight")
+
+    def _get_tensor_name(self, param_name: str) -> str:
+        return next(rule.tensor_name for rule in self.get_rules(self.base) if rule.param_names == param_name)
 
     def get_duplicates(self, spec: Model) -> dict[str, str]:
         """Return the tensors that are written twice: second name -> name."""
