@@ -9,12 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pretune.core.config import NonNegative, Positive, spec
-from pretune.training.optim.base import (
-    ParameterGroup,
-    SkippableOptimizer,
-    create_counter,
-    write_if,
-)
+from pretune.training.optim.base import ParameterGroup, SkippableOptimizer, TorchGroup, create_counter, write_if
 
 
 @spec
@@ -48,20 +43,15 @@ class FactoredMoments(SkippableOptimizer):
 
     updates_same_shapes = True
 
-    def __init__(self, spec: Adafactor, groups: Sequence[ParameterGroup]) -> None:
-        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
-        self.spec = spec
-        for group in groups:
-            for weight in group.parameters:
-                self.state[weight] = {"step": create_counter(weight), **self._init_moments(weight)}
+    spec: Adafactor
 
-    def _init_moments(self, weight: Tensor) -> dict[str, Tensor]:
+    def init_state(self, weight: Tensor) -> dict[str, Tensor]:
         squares = torch.zeros_like(weight).detach()
         if self.spec.factor_moments and weight.ndim >= 2:
-            return {"rows": squares.mean(-1), "columns": squares.mean(-2)}
-        return {"squares": squares}
+            return {"step": create_counter(weight), "rows": squares.mean(-1), "columns": squares.mean(-2)}
+        return {"step": create_counter(weight), "squares": squares}
 
-    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> None:
         if isinstance(weights[0], DTensor):
             # NOTE: sharded weights one at a time: stacking them would move them between devices.
             for weight, gradient in zip(weights, gradients, strict=True):
@@ -69,7 +59,7 @@ class FactoredMoments(SkippableOptimizer):
         else:
             self._update_stack(ok, group, weights, _stack(gradients))
 
-    def _update_stack(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: Tensor) -> None:
+    def _update_stack(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: Tensor) -> None:
         states = [self.state[weight] for weight in weights]
         counts = torch.stack([state["step"] for state in states]) + 1
         new_moments, update = self._update_moments(states, gradients, counts)

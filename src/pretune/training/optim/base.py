@@ -33,6 +33,9 @@ NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 Splitter = Callable[[nn.Module], dict[str, list[str]]]
 """Model -> ordered parts, each with the names of its parameters."""
 
+TorchGroup = dict[str, Any]
+"""Parameter group of a torch optimizer."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterGroup:
@@ -45,7 +48,7 @@ class ParameterGroup:
     is_matrix: bool  # matrices inside blocks
     lr_factor: float = 1.0  # factor of the learning rate
 
-    def to_param_group(self, *, lr: float, weight_decay: float) -> dict[str, Any]:
+    def to_param_group(self, *, lr: float, weight_decay: float) -> TorchGroup:
         """Convert to a torch parameter group. The schedule sets `lr` from `peak` before each step."""
         return {
             "params": list(zip(self.names, self.parameters, strict=True)),
@@ -53,6 +56,7 @@ class ParameterGroup:
             "lr": lr * self.lr_factor,
             "peak": lr * self.lr_factor,
             "weight_decay": weight_decay if self.has_decay else 0.0,
+            "has_decay": self.has_decay,
         }
 
 
@@ -204,7 +208,7 @@ def write_if(ok: Tensor | None, old: Sequence[Tensor], new: Sequence[Tensor]) ->
             torch.where(ok, value, target, out=target)
 
 
-def iter_chunks(group: dict[str, Any], *, same_shape: bool = False) -> Iterator[list[Tensor]]:
+def iter_chunks(group: TorchGroup, *, same_shape: bool = False) -> Iterator[list[Tensor]]:
     """Yield chunks of the group's weights that have a gradient; with `same_shape` each chunk has a single shape."""
     lists: dict[Any, list[Tensor]] = {}
     for parameter in group["params"]:
@@ -222,27 +226,33 @@ def iter_chunks(group: dict[str, Any], *, same_shape: bool = False) -> Iterator[
         yield chunk
 
 
-def get_gradients(weights: Sequence[Tensor]) -> list[Tensor]:
-    """Return the gradients of weights that have one."""
-    return [weight.grad for weight in weights if weight.grad is not None]
-
-
 class SkippableOptimizer(Optimizer):
-    """Optimizer whose step can be skipped on the device; a subclass has the rule of an update."""
+    """Optimizer whose step can be skipped on the device; a subclass has the state and the rule of an update."""
 
     _step_supports_amp_scaling = True
     updates_same_shapes = False
     """True if the weights of an update have a single shape."""
 
+    def __init__(self, spec: Any, groups: Sequence[ParameterGroup]) -> None:
+        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in groups], {})
+        self.spec, self.updated_groups = spec, [*self.param_groups]
+        for group in groups:
+            for weight in group.parameters:
+                self.state[weight] = self.init_state(weight)
+
+    def init_state(self, weight: Tensor) -> dict[str, Tensor]:
+        """Return the initial state of a weight."""
+        raise NotImplementedError
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all weights that have a gradient."""
         ok = get_step_condition(self)
-        for group in self.param_groups:
+        for group in self.updated_groups:
             for weights in iter_chunks(group, same_shape=self.updates_same_shapes):
-                self.update(ok, group, weights, get_gradients(weights))
+                self.update(ok, group, weights, [weight.grad for weight in weights if weight.grad is not None])
 
-    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def update(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> None:
         """Write the new weights and states, if `ok`."""
         raise NotImplementedError
 
@@ -250,6 +260,12 @@ class SkippableOptimizer(Optimizer):
 def create_counter(weight: Tensor, value: float = 0.0) -> Tensor:
     """Create a step counter on a weight's device (float32, exact up to 2^24)."""
     return torch.full((), value, dtype=torch.float32, device=weight.device)
+
+
+def init_moments(weight: Tensor, step: float = 0.0) -> dict[str, Tensor]:
+    """Return Adam's state of a weight, under torch's names."""
+    zeros = {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+    return {"step": create_counter(weight, step), **zeros}
 
 
 def _to_local(tensor: Tensor) -> Tensor:
@@ -343,9 +359,5 @@ class AdamW:
         initial_step = 0.0 if self.bias_correction else math.inf
         for group in groups:
             for weight in group.parameters:
-                optimizer.state[weight] = {
-                    "step": create_counter(weight, initial_step),
-                    "exp_avg": torch.zeros_like(weight),
-                    "exp_avg_sq": torch.zeros_like(weight),
-                }
+                optimizer.state[weight] = init_moments(weight, initial_step)
         return optimizer

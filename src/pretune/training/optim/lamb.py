@@ -1,7 +1,6 @@
 """LAMB: layer-wise adaptive moments for large batches (You et al., 2020)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,8 @@ from pretune.training.optim.base import (
     Beta,
     ParameterGroup,
     SkippableOptimizer,
-    create_counter,
+    TorchGroup,
+    init_moments,
     write_if,
 )
 
@@ -41,22 +41,12 @@ class Lamb:
 class LayerwiseMoments(SkippableOptimizer):
     """The optimizer of `Lamb`; state: `step`, `exp_avg`, `exp_avg_sq`."""
 
-    def __init__(self, spec: Lamb, groups: Sequence[ParameterGroup]) -> None:
-        param_groups = [
-            group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) | {"trust": group.has_decay}
-            for group in groups
-        ]
-        super().__init__(param_groups, {})
-        self.spec = spec
-        for group in groups:
-            for weight in group.parameters:
-                self.state[weight] = {
-                    "step": create_counter(weight),
-                    "exp_avg": torch.zeros_like(weight),
-                    "exp_avg_sq": torch.zeros_like(weight),
-                }
+    spec: Lamb
 
-    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
+    def init_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return init_moments(weight)
+
+    def update(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> None:
         steps, means, squares = (
             [self.state[weight][key] for weight in weights] for key in ("step", "exp_avg", "exp_avg_sq")
         )
@@ -67,7 +57,7 @@ class LayerwiseMoments(SkippableOptimizer):
         update = self._compute_direction(new_means, new_squares, counts)
         if group["weight_decay"]:
             torch._foreach_add_(update, weights, alpha=group["weight_decay"])
-        if group["trust"]:
+        if group["has_decay"]:
             torch._foreach_mul_(update, _compute_trust_ratios(weights, update))
         write_if(ok, steps, counts)
         write_if(ok, means, new_means)

@@ -7,7 +7,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import Optimizer
 
 from pretune.core.config import NonNegative, spec
 from pretune.core.errors import UsageError
@@ -15,9 +14,9 @@ from pretune.training.optim.base import (
     AdamW,
     Beta,
     ParameterGroup,
-    get_gradients,
+    SkippableOptimizer,
+    TorchGroup,
     get_step_condition,
-    iter_chunks,
     step_if,
     write_if,
 )
@@ -60,55 +59,49 @@ class Muon:
         return 0.2 * math.sqrt(max(rows, columns)) if self.scale == "rms" else math.sqrt(max(1, rows / columns))
 
 
-class OrthogonalizedMomentum(Optimizer):
+class OrthogonalizedMomentum(SkippableOptimizer):
     """The optimizer of `Muon`; state: `momentum` of matrices, AdamW's of the rest. It holds the groups of both."""
 
-    _step_supports_amp_scaling = True
+    spec: Muon
+    updates_same_shapes = True
 
     def __init__(self, spec: Muon, groups: Sequence[ParameterGroup]) -> None:
         matrices = [group for group in groups if group.is_matrix]
         rest_groups = [group for group in groups if not group.is_matrix]
-        self.spec = spec
-        self.rest_optimizer = spec.rest_spec.build(rest_groups) if rest_groups else None
         if not matrices:
             raise UsageError("muon needs trainable matrices in blocks, got none; use adam_w")
-        super().__init__([group.to_param_group(lr=spec.lr, weight_decay=spec.weight_decay) for group in matrices], {})
-        for group in matrices:
-            for weight in group.parameters:
-                self.state[weight] = {"momentum": torch.zeros_like(weight)}
-        self.matrix_groups = list(self.param_groups)
+        super().__init__(spec, matrices)
+        self.rest_optimizer = spec.rest_spec.build(rest_groups) if rest_groups else None
         if self.rest_optimizer is not None:  # shared groups and state, so that schedules and checkpoints reach both
             self.param_groups.extend(self.rest_optimizer.param_groups)
             self.state.update(self.rest_optimizer.state)
             self.rest_optimizer.state = self.state
 
+    def init_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros_like(weight)}
+
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update all weights that have a gradient."""
+        super().step()
         ok = get_step_condition(self)
-        for group in self.matrix_groups:
-            for weights in iter_chunks(group, same_shape=True):
-                momenta = [self.state[weight]["momentum"] for weight in weights]
-                gradients = get_gradients(weights)
-                new_momenta = torch._foreach_lerp(momenta, gradients, 1 - self.spec.momentum)
-                directions = (
-                    torch._foreach_lerp(gradients, new_momenta, self.spec.momentum)
-                    if self.spec.nesterov
-                    else new_momenta
-                )
-                updates = _orthogonalize_updates(list(directions), self.spec.iterations)
-                new_weights = torch._foreach_mul(weights, 1 - group["lr"] * group["weight_decay"])
-                torch._foreach_add_(
-                    new_weights, updates, alpha=-group["lr"] * self.spec.compute_scale(*weights[0].shape)
-                )
-                write_if(ok, momenta, new_momenta)
-                write_if(ok, weights, new_weights)
         if self.rest_optimizer is None:
             return
         if ok is None:
             self.rest_optimizer.step()
         else:
             step_if(self.rest_optimizer, ok)
+
+    def update(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        momenta, momentum = [self.state[weight]["momentum"] for weight in weights], self.spec.momentum
+        directions = new_momenta = torch._foreach_lerp(momenta, gradients, 1 - momentum)
+        if self.spec.nesterov:
+            directions = torch._foreach_lerp(gradients, new_momenta, momentum)
+        updates = _orthogonalize_updates(list(directions), self.spec.iterations)
+        new_weights = torch._foreach_mul(weights, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_add_(new_weights, updates, alpha=-group["lr"] * self.spec.compute_scale(*weights[0].shape))
+        write_if(ok, momenta, new_momenta)
+        write_if(ok, weights, new_weights)
 
 
 def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tensor:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from pretune.training.optim.base import (
     Beta,
     ParameterGroup,
     SkippableOptimizer,
+    TorchGroup,
     create_counter,
     write_if,
 )
@@ -34,43 +34,25 @@ class SGD:
         return MomentumDescent(self, groups)
 
 
-class _Descent(SkippableOptimizer):
-    """Steps along gradients with weight decay (an L2 penalty)."""
-
-    def __init__(
-        self, groups: Sequence[ParameterGroup], lr: float, weight_decay: float, defaults: dict[str, float]
-    ) -> None:
-        super().__init__([group.to_param_group(lr=lr, weight_decay=weight_decay) for group in groups], defaults)
-
-    def update(self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]) -> None:
-        """Add the weight decay to the gradients, and take the step."""
-        if group["weight_decay"]:
-            gradients = list(torch._foreach_add(gradients, weights, alpha=group["weight_decay"]))
-        self._descend(ok, group, weights, gradients)
-
-    def _descend(
-        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
-    ) -> None:
-        """Write the new weights and states, if `ok`."""
-        raise NotImplementedError
+def _add_decay(group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> list[Tensor]:
+    """Return the gradients with the weight decay (an L2 penalty)."""
+    decay = group["weight_decay"]
+    return [*torch._foreach_add(gradients, weights, alpha=decay)] if decay else gradients
 
 
-class MomentumDescent(_Descent):
+class MomentumDescent(SkippableOptimizer):
     """The optimizer of `SGD`; state: `momentum` if it is not 0."""
 
-    def __init__(self, spec: SGD, groups: Sequence[ParameterGroup]) -> None:
-        super().__init__(groups, spec.lr, spec.weight_decay, {"momentum": spec.momentum})
-        for group in groups if spec.momentum else ():
-            for weight in group.parameters:
-                self.state[weight]["momentum"] = torch.zeros_like(weight)
+    spec: SGD
 
-    def _descend(
-        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
-    ) -> None:
-        updates = gradients
-        if group["momentum"]:
+    def init_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"momentum": torch.zeros_like(weight)} if self.spec.momentum else {}
+
+    def update(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        updates = _add_decay(group, weights, gradients)
+        if self.spec.momentum:
             momenta = [self.state[weight]["momentum"] for weight in weights]
-            updates = list(torch._foreach_add(updates, momenta, alpha=group["momentum"]))
+            updates = list(torch._foreach_add(updates, momenta, alpha=self.spec.momentum))
             write_if(ok, momenta, updates)
         write_if(ok, weights, torch._foreach_sub(weights, updates, alpha=group["lr"]))
 
@@ -91,21 +73,19 @@ class Adagrad:
         return AdaptiveDescent(self, groups)
 
 
-class AdaptiveDescent(_Descent):
+class AdaptiveDescent(SkippableOptimizer):
     """The optimizer of `Adagrad`; state: `sum`, of squared gradients."""
 
-    def __init__(self, spec: Adagrad, groups: Sequence[ParameterGroup]) -> None:
-        super().__init__(groups, spec.lr, spec.weight_decay, {"eps": spec.eps})
-        for group in groups:
-            for weight in group.parameters:
-                self.state[weight]["sum"] = torch.full_like(weight, spec.initial_accumulator)
+    spec: Adagrad
 
-    def _descend(
-        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
-    ) -> None:
+    def init_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"sum": torch.full_like(weight, self.spec.initial_accumulator)}
+
+    def update(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        gradients = _add_decay(group, weights, gradients)
         sums = [self.state[weight]["sum"] for weight in weights]
         new_sums = torch._foreach_addcmul(sums, gradients, gradients)
-        scales = torch._foreach_add(torch._foreach_sqrt(new_sums), group["eps"])
+        scales = torch._foreach_add(torch._foreach_sqrt(new_sums), self.spec.eps)
         write_if(ok, weights, torch._foreach_sub(weights, torch._foreach_div(gradients, scales), alpha=group["lr"]))
         write_if(ok, sums, new_sums)
 
@@ -133,20 +113,20 @@ class ASGD:
         return AveragedDescent(self, groups)
 
 
-class AveragedDescent(_Descent):
+class AveragedDescent(SkippableOptimizer):
     """The optimizer of `ASGD`; state: `average`, and `since`, 0 until triggered and then counting from 1.
 
     `losses` are the validation losses up to the trigger.
     """
 
     def __init__(self, spec: ASGD, groups: Sequence[ParameterGroup]) -> None:
-        super().__init__(groups, spec.lr, spec.weight_decay, {})
+        super().__init__(spec, groups)
         self.interval = spec.nonmonotone_interval
         self.losses: list[float] = []
         self.is_triggered = False
-        for group in groups:
-            for weight in group.parameters:
-                self.state[weight] = {"since": create_counter(weight), "average": weight.detach().clone()}
+
+    def init_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {"since": create_counter(weight), "average": weight.detach().clone()}
 
     def observe(self, loss: float) -> bool:
         """Add a validation loss; returns True if it triggers averaging."""
@@ -182,10 +162,8 @@ class AveragedDescent(_Descent):
         """Restore the result of `get_trigger_state`."""
         self.losses, self.is_triggered = tensors["losses"].tolist(), bool(tensors["triggered"])
 
-    def _descend(
-        self, ok: Tensor | None, group: dict[str, Any], weights: list[Tensor], gradients: list[Tensor]
-    ) -> None:
-        new_weights = torch._foreach_sub(weights, gradients, alpha=group["lr"])
+    def update(self, ok: Tensor | None, group: TorchGroup, weights: list[Tensor], gradients: list[Tensor]) -> None:
+        new_weights = torch._foreach_sub(weights, _add_decay(group, weights, gradients), alpha=group["lr"])
         averages = [self.state[weight]["average"] for weight in weights]
         since = [self.state[weight]["since"] for weight in weights]
         new_averages = [
