@@ -31,7 +31,7 @@ from pretune.data.plan import BatchShape
 from pretune.data.sequences import reserve
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
-from pretune.training.optim.base import build_parameter_groups
+from pretune.training.optim import build_parameter_groups
 from pretune.training.step import ModelWithLoss
 from tests.contracts.test_heads import ROWS, SETTINGS, answers, build_encoder_decoder_inputs, sequences
 from tests.contracts.test_methods import ATTENTIVE

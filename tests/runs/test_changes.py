@@ -12,7 +12,8 @@ from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import explain_rate
 from pretune.runs.finetune import defaults as finetune_defaults
 from pretune.runs.finetune.config import FinetuneConfig
-from pretune.training.optim import SGD, Optim
+from pretune.training.config import Optim
+from pretune.training.optim.sgd import SGD
 from tests.runs import configs as tuning
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import Prepared, shrunk

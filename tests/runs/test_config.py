@@ -25,7 +25,7 @@ from pretune.runs.finetune.config import (
 from pretune.runs.pretrain import pretrain
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.config import Cosine, InverseSquareRoot, LinearSchedule, SlantedTriangular, Stable, TrainConfig
-from pretune.training.optim import Lamb
+from pretune.training.optim.lamb import Lamb
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import Prepared, shrunk
 

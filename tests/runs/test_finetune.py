@@ -30,7 +30,7 @@ from pretune.runs.finetune.task_data import find_trainable_task, open_task
 from pretune.runs.options.tasks import parse_example_counts
 from pretune.runs.prepare import prepare
 from pretune.training.distributed import Ranks
-from pretune.training.optim import Lamb
+from pretune.training.optim.lamb import Lamb
 from tests.runs import tasked
 from tests.runs.configs import build_finetune_config
 from tests.runs.small import FAST, Prepared, shrunk

@@ -8,16 +8,9 @@ import torch
 from torch import nn
 
 from pretune.core.errors import UsageError
-from pretune.training.optim import (
-    ASGD,
-    AdamW,
-    AveragedDescent,
-    build_parameter_groups,
-    get_state_tensors,
-    load_state,
-    use_averages,
-)
+from pretune.training.optim import AdamW, build_parameter_groups, get_state_tensors, load_state, use_averages
 from pretune.training.optim import step_if as take
+from pretune.training.optim.sgd import ASGD, AveragedDescent
 
 LOSSES = {
     "falling": [5.0, 4.0, 3.0, 2.0, 1.0, 0.5, 0.4],

@@ -16,16 +16,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pretune.core.config import from_dict, replace, spec, to_dict
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.training.config import InverseSquareRoot
+from pretune.training.config import InverseSquareRoot, Optim
 from pretune.training.optim import (
-    ASGD,
-    SGD,
-    Adafactor,
-    Adagrad,
+    CHUNK_SIZE,
     AdamW,
-    Lamb,
-    Muon,
-    Optim,
     ParameterGroup,
     build_parameter_groups,
     clip_gradients,
@@ -34,9 +28,10 @@ from pretune.training.optim import (
     set_rates,
     step_if,
 )
-from pretune.training.optim.base import CHUNK_SIZE
-from pretune.training.optim.muon import orthogonalize
-from pretune.training.optim.sgd import AveragedDescent
+from pretune.training.optim.adafactor import Adafactor
+from pretune.training.optim.lamb import Lamb
+from pretune.training.optim.muon import Muon, orthogonalize
+from pretune.training.optim.sgd import ASGD, SGD, Adagrad, AveragedDescent
 from tests.selection import keep_quick
 
 SPECS: dict[str, Optim] = {
@@ -550,7 +545,7 @@ def test_asgd_is_torchs_from_its_trigger_on() -> None:
 def test_many_weights_go_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = []
     for most in (CHUNK_SIZE, 10):
-        monkeypatch.setattr("pretune.training.optim.base.CHUNK_SIZE", most)
+        monkeypatch.setattr("pretune.training.optim.CHUNK_SIZE", most)
         for name in ("lamb", "adafactor", "muon", "sgd-momentum"):
             model = toy()
             optimizer = SPECS[name].build(build_parameter_groups(model))

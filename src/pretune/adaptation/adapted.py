@@ -39,8 +39,7 @@ from pretune.nn.recurrent_stack import Recurrent
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
-from pretune.training.optim import split_parts
-from pretune.training.optim.base import HEADS_PART
+from pretune.training.optim import HEADS_PART, split_parts
 
 SEQUENCE_HEADS = (Classification, MultiLabel, Regression, Choice)
 """Heads with one output row per sequence."""

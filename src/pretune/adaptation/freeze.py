@@ -20,7 +20,7 @@ from torch import nn
 from pretune.core.config import Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.training.loop import Loop
-from pretune.training.optim.base import EMBEDDINGS_PART, HEADS_PART, split_parts
+from pretune.training.optim import EMBEDDINGS_PART, HEADS_PART, split_parts
 from pretune.training.step import StepMetrics
 
 

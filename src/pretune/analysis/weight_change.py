@@ -29,7 +29,7 @@ from pretune.core.errors import CheckpointError, UsageError
 from pretune.inference.text_model import get_language_model
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
-from pretune.training.optim.base import HEADS_PART, split_parts
+from pretune.training.optim import HEADS_PART, split_parts
 
 OTHER_KIND = "other"
 POOLER_PREFIX, HEAD_PREFIX = "pooler.", "task_head."

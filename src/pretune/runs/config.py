@@ -25,9 +25,8 @@ from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective
 from pretune.runs.training_data import DataConfig
-from pretune.training.config import ResidualPrecision, TrainConfig
+from pretune.training.config import Optim, ResidualPrecision, TrainConfig
 from pretune.training.distributed import Parallel
-from pretune.training.optim import Optim
 
 LayerDecay = Annotated[float, Gt(0), Le(1)]
 LENGTHS = ("steps", "tokens", "epochs", "budget")

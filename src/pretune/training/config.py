@@ -22,7 +22,11 @@ from pretune.core.errors import UsageError
 from pretune.nn.attention_mask import Backend
 from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.training.cost import CostRates
-from pretune.training.optim import AdamW, Optim
+from pretune.training.optim import AdamW
+from pretune.training.optim.adafactor import Adafactor
+from pretune.training.optim.lamb import Lamb
+from pretune.training.optim.muon import Muon
+from pretune.training.optim.sgd import ASGD, SGD, Adagrad
 
 DecayFunction = Callable[[float], float]
 
@@ -210,6 +214,7 @@ def _check_total(total: float) -> None:
         raise UsageError(f"a schedule needs at least 1 step, got {total}")
 
 
+Optim = AdamW | Adafactor | Adagrad | Lamb | Muon | SGD | ASGD
 Precision = Literal["auto", "fp32", "bf16", "fp8"]
 ResidualPrecision = Literal["auto", "fp32", "bf16"]
 

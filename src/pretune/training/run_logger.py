@@ -35,7 +35,7 @@ from pretune.training.batch_transfer import BatchStats
 from pretune.training.config import TrainConfig
 from pretune.training.cost import CostMeter, Totals, compute_cost
 from pretune.training.loop import Loop
-from pretune.training.optim import AveragedDescent
+from pretune.training.optim.sgd import AveragedDescent
 from pretune.training.progress import Progress, RunSummary, show_summary
 from pretune.training.records import MetricsLine
 from pretune.training.step import StepMetrics

@@ -16,9 +16,11 @@ from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
 from pretune.nn.lstm import LSTMLayer
 from pretune.training.checkpoints import Checkpoint
+from pretune.training.config import Optim
 from pretune.training.distributed import Ranks, fill, reshard, unshard
 from pretune.training.loop import DROPOUT, Hook, Loop
-from pretune.training.optim import ASGD, Optim, use_averages
+from pretune.training.optim import use_averages
+from pretune.training.optim.sgd import ASGD
 from pretune.training.progress import OverheadEstimator
 from pretune.training.step import StepMetrics, TrainingObjective, TrainState, reduce_over_ranks
 

@@ -28,7 +28,7 @@ from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 from pretune.nn.layers import ACTIVATIONS, ActivationName
 from pretune.nn.lstm import LSTMLayer
-from pretune.training.optim.base import NORM_MODULES
+from pretune.training.optim import NORM_MODULES
 
 Sublayer = Literal["attention", "feedforward"]
 OUTPUT_LAYERS: dict[str, str] = {"attention": "out", "feedforward": "down"}

@@ -31,7 +31,8 @@ from pretune.training.checkpoints.checkpoint import (
 )
 from pretune.training.distributed import fill, unshard_all
 from pretune.training.loop import Loop
-from pretune.training.optim import AveragedDescent, get_state_tensors, load_state, use_averages
+from pretune.training.optim import get_state_tensors, load_state, use_averages
+from pretune.training.optim.sgd import AveragedDescent
 from pretune.training.step import StepMetrics, TrainState
 
 

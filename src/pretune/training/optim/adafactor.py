@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pretune.core.config import NonNegative, Positive, spec
-from pretune.training.optim.base import ParameterGroup, SkippableOptimizer, TorchGroup, create_counter, write_if
+from pretune.training.optim import ParameterGroup, SkippableOptimizer, TorchGroup, create_counter, write_if
 
 
 @spec

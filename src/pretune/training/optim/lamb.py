@@ -6,14 +6,7 @@ import torch
 from torch import Tensor
 
 from pretune.core.config import NonNegative, spec
-from pretune.training.optim.base import (
-    Beta,
-    ParameterGroup,
-    SkippableOptimizer,
-    TorchGroup,
-    init_moments,
-    write_if,
-)
+from pretune.training.optim import Beta, ParameterGroup, SkippableOptimizer, TorchGroup, init_moments, write_if
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 

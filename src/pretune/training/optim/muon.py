@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pretune.core.config import NonNegative, spec
 from pretune.core.errors import UsageError
-from pretune.training.optim.base import (
+from pretune.training.optim import (
     AdamW,
     Beta,
     ParameterGroup,

@@ -8,14 +8,7 @@ import torch
 from torch import Tensor
 
 from pretune.core.config import NonNegative, Positive, spec
-from pretune.training.optim.base import (
-    Beta,
-    ParameterGroup,
-    SkippableOptimizer,
-    TorchGroup,
-    create_counter,
-    write_if,
-)
+from pretune.training.optim import Beta, ParameterGroup, SkippableOptimizer, TorchGroup, create_counter, write_if
 
 
 @spec
