@@ -109,10 +109,10 @@ METHODS: dict[str, tuple[str, ...]] = {
         name: (f"--method={name}",)
         for name in (
             "frozen",
-            "last",
+            "last-only",
             "ulmfit",
-            "mix",
-            "random",
+            "scalar-mix",
+            "from-scratch",
             "adapter",
             "prefix",
             "prompt",
@@ -124,7 +124,7 @@ METHODS: dict[str, tuple[str, ...]] = {
 }
 SETTINGS: dict[str, dict[str, Any]] = {
     "plateau": {"train__eval_every": 2}, "adam": {"train__optimizer": "adam_w"},
-    "mix": {"tune__scalar_mix__dropout": 0},
+    "scalar-mix": {"tune__scalar_mix__dropout": 0},
 }  # fmt: skip
 QUICK = ("lora",)
 

@@ -182,11 +182,14 @@ class TestWays:
     @pytest.mark.parametrize(
         ("method", "moved", "still"),
         [
-            ("mix+lora", "encoder.0.attention.q.a", "encoder.0.attention.q.weight"),
+            ("scalar-mix+lora", "encoder.0.attention.q.a", "encoder.0.attention.q.weight"),
             pytest.param(
-                "mix+last", "encoder.1.attention.q.weight", "encoder.0.attention.q.weight", marks=pytest.mark.slow
+                "scalar-mix+last-only",
+                "encoder.1.attention.q.weight",
+                "encoder.0.attention.q.weight",
+                marks=pytest.mark.slow,
             ),
-            pytest.param("mix+full", "encoder.0.attention.q.weight", None, marks=pytest.mark.slow),
+            pytest.param("scalar-mix+full", "encoder.0.attention.q.weight", None, marks=pytest.mark.slow),
         ],
     )
     def test_layers_that_are_mixed_may_learn(
@@ -262,12 +265,12 @@ class TestWishes:
     def test_mixed_layers_are_frozen_unless_something_trains_them(self, base: Path) -> None:
         kinds = {
             name: build_finetune_config(base, task="sst2", method=name)
-            for name in ("mix", "mix+lora", "mix+last", "mix+full")
+            for name in ("scalar-mix", "scalar-mix+lora", "scalar-mix+last-only", "scalar-mix+full")
         }
         assert [type(one.method).__name__ for one in kinds.values()] == ["Frozen", "LoRA", "Full", "Full"]
         assert all(one.tune.scalar_mix is not None for one in kinds.values())
-        assert kinds["mix"].train.lr == kinds["mix+lora"].train.lr == 1e-3
-        assert kinds["mix+full"].train.lr == build_finetune_config(base, task="sst2").train.lr
+        assert kinds["scalar-mix"].train.lr == kinds["scalar-mix+lora"].train.lr == 1e-3
+        assert kinds["scalar-mix+full"].train.lr == build_finetune_config(base, task="sst2").train.lr
 
     def test_narrow_bodies_learn_faster(self, base: Path) -> None:
         spec = read_base_spec(base)
@@ -337,14 +340,14 @@ class TestWishes:
         assert build_finetune_config(base, task="sst2", method="last-only", lr=1e-4).train.lr == 1e-4
         assert build_finetune_config(base, task="sst2", method="ulmfit").train.lr == 3e-3
         lora = build_finetune_config(base, task="sst2", method="lora").train.lr
-        assert build_finetune_config(base, task="sst2", method="lora+last").train.lr == lora
+        assert build_finetune_config(base, task="sst2", method="lora+last-only").train.lr == lora
 
     def test_new_weights_and_upper_halves_learn_faster(self, base: Path) -> None:
         spec = replace(read_base_spec(base), width=384)
         whole = compute_default_rate("full", spec)
-        for name, times in (("first", 2), ("random", 3), ("first+random", 3)):
+        for name, times in (("freeze-first", 2), ("from-scratch", 3), ("freeze-first+from-scratch", 3)):
             assert parse_method(name, spec)[1]["train.lr"] == pytest.approx(times * whole, rel=1e-2)
-        assert "train.lr" not in parse_method("lora+first", spec)[1]
+        assert "train.lr" not in parse_method("lora+freeze-first", spec)[1]
 
     def test_a_tree_is_read_as_it_was_written(self, base: Path) -> None:
         found = build_finetune_config(base, task="sst2", method="adapter", epochs=2)
@@ -355,8 +358,8 @@ class TestWishes:
         [
             ({"method": "lra"}, "'lra'.*'lora'"),
             ({"method": "lora+ia3"}, "'lora.ia3'"),
-            ({"method": "first+last"}, "'first.last'"),
-            ({"method": "lora+last+gradual"}, "last-only and gradual"),
+            ({"method": "freeze-first+last-only"}, "'freeze-first.last-only'"),
+            ({"method": "lora+last-only+gradual"}, "last-only and gradual"),
             ({"method": "frozen+gradual"}, "frozen and gradual"),
             ({"overrides": {"tune.layer_decai": 1}}, "'layer_decai'.*'layer_decay'"),
             ({"overrides": {"train.batch": 0}}, "train.batch .*0"),

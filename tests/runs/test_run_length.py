@@ -10,8 +10,11 @@ import torch
 import pretune as pt
 from pretune.runs.data_phases import DataPhases
 from pretune.runs.estimate import estimate_pretrain, open_training_data
+from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options.text import TokenizerOptions
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
+from pretune.runs.training_data import DataFacts
 from pretune.studies.estimates import Estimator
 from pretune.training.distributed import Ranks
 from pretune.training.run_logger import read_metrics
@@ -137,11 +140,11 @@ def test_a_study_plans_the_tokens_of_full_rows() -> None:
     """Without data: those of the rows that a batch has, whatever `train.batch_tokens` leaves over."""
     estimator = Estimator("cpu")
     overrides = {"data.max_length": 64, "train.batch_tokens": 500, "model.width": 32, "model.heads": 2}
-    tokenizer = {"kind": "bpe", "vocab": 300, "style": "endoftext"}
+    tokenizer = TokenizerOptions(kind="bpe", vocab=300, style="endoftext")
 
     def estimate(**length: Any) -> Any:
-        arguments = {"model": "gpt2", "data": "data", "overrides": overrides, **length}
-        model = estimator.resolve_model(arguments, tokenizer, 10**6, 1, None, None)
+        options = PretrainOptions(model="gpt2", data="data", overrides=overrides, **length)
+        model = estimator.resolve_model(options, tokenizer, DataFacts("data", 10**6, 1), teacher=None, base=None)
         assert model.batch_tokens == 448
         return estimator.estimate_pretrain(model)
 

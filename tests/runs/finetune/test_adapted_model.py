@@ -44,8 +44,8 @@ def begun(base: Path, table: Path, method: str, **changes: Any) -> AdaptedModel:
         ("last-only", PARTS[2:]),
         ("gradual", PARTS),
         ("lora", PARTS[1:]),
-        ("lora+last", PARTS[2:]),
-        ("bitfit+first", PARTS[2:]),
+        ("lora+last-only", PARTS[2:]),
+        ("bitfit+freeze-first", PARTS[2:]),
     ],
 )
 def test_parts_that_are_trained(base: Path, table: Path, method: str, trained: list[str]) -> None:
@@ -146,7 +146,7 @@ def test_of_two_ways_a_mix_reads_both(prepared: Prepared, tmp_path: Path, capsys
     base = pt.pretrain("gpt2-small", data=data, out=tmp_path / "base", **wish)
     table = tasked.classes(tmp_path / "own.csv", 40)
     quick = {"train.eval_examples": 8, "data.max_length": 32, "tune.scalar_mix.lstm.hidden": 8}
-    mixed: dict[str, Any] = {"method": "mix", "steps": 2, "baselines": "none", "overrides": quick}
+    mixed: dict[str, Any] = {"method": "scalar-mix", "steps": 2, "baselines": "none", "overrides": quick}
     run = finetune(base, train=table, out=tmp_path / "run", **mixed)
     reader, right = pt.load(run).head, pt.load(base.path / "backward").state_dict()
     assert isinstance(reader, ScalarMixHead) and reader.backwards is not None

@@ -64,7 +64,7 @@ def test_a_second_run_adds_nothing(base: Path, tmp_path: Path) -> None:
     assert Tokenizer.load(tmp_path / "first").sha256 == Tokenizer.load(tmp_path / "second").sha256
 
 
-@pytest.mark.parametrize("method", ["lora", "frozen", "last"])
+@pytest.mark.parametrize("method", ["lora", "frozen", "last-only"])
 def test_where_the_table_is_not_trained_or_saved_nothing_is_added(base: Path, tmp_path: Path, method: str) -> None:
     run = tune(base, tmp_path / "run", tasked.classes(tmp_path / "table.csv", 40), method=method)
     model = pt.load(tmp_path / "run")
