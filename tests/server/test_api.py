@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import pretune as pt
-from pretune.server.json_schema import get_body_schema
+from pretune.server.openapi import get_body_schema
 from tests.inference.speakers import bert, gpt
 from tests.server.models import PROMPTS, Address, models, run_server
 from tests.server.test_engine import alone

@@ -21,8 +21,8 @@ from pretune.core.errors import UsageError
 from pretune.data.layout import pack_in_order
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.app import MEDIA_TYPES, PAGE_DIR
-from pretune.server.json_schema import describe, get_body_schema
-from pretune.server.words import NeighborCache
+from pretune.server.capabilities import NeighborCache
+from pretune.server.openapi import describe, get_body_schema
 from tests.conftest import ROOT
 from tests.inference.speakers import bert, gpt, t5
 from tests.server.models import Address, run_server
@@ -204,7 +204,7 @@ def test_neighbors_of_the_same_texts_are_computed_once(monkeypatch: pytest.Monke
         computed.append((texts, layer))
         return compute_word_states(model, texts, layer=layer)
 
-    monkeypatch.setattr("pretune.server.words.compute_word_states", compute)
+    monkeypatch.setattr("pretune.server.capabilities.compute_word_states", compute)
     texts, others = ("An old house stood.", "A bird and a house!"), ("They went home.",)
     size = compute_word_states(bert(), texts).nbytes
     cache, question = NeighborCache(bert(), size), ("house", "The house.")

@@ -1,22 +1,27 @@
-"""HTTP interface of an engine: OpenAI's completions and embeddings, and what else the models can do."""
+"""HTTP interface of an engine: OpenAI's models, completions and embeddings, and what else the models can do."""
 
-from collections.abc import Mapping
+import base64
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Body, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 from pretune import __version__
-from pretune.core.errors import PretuneError
-from pretune.server.api_page import build_api_page
+from pretune.core.errors import PretuneError, UsageError
+from pretune.server.completion import Completion, CompletionPiece
 from pretune.server.engine import Engine
-from pretune.server.errors import HttpError, describe_error
-from pretune.server.json_schema import describe_faults, get_body_schema
-from pretune.server.openai_api import add_openai_routes, get_name
-from pretune.server.schemas import REQUESTS, EngineRequest, ErrorReply
+from pretune.server.errors import HttpError, RequestFieldError, describe_error
+from pretune.server.logprobs import SpelledLogprob, format_logprobs
+from pretune.server.openapi import build_api_page, describe_faults, get_body_schema
+from pretune.server.schemas import REQUESTS, CompletionRequest, EmbeddingRequest, EngineRequest, ErrorReply
+from pretune.server.served_model import describe_inputs
 
 PAGE_DIR = Path(__file__).with_name("page")
 MEDIA_TYPES = {
@@ -25,6 +30,7 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -45,7 +51,7 @@ def build_app(engine: Engine) -> FastAPI:
         responses={"default": {"model": ErrorReply, "description": "Error"}},
     )
     _add_error_handlers(app)
-    add_openai_routes(app, engine)
+    _add_openai_routes(app, engine)
     _add_model_routes(app, engine)
     _add_status_routes(app, engine)
     _add_page(app)
@@ -90,7 +96,7 @@ def _add_model_routes(app: FastAPI, engine: Engine) -> None:
 
     def add_route(path: str, request: type[EngineRequest]) -> None:
         async def run(body: EngineRequest) -> Any:
-            name = get_name(engine, body.model)
+            name = _get_name(engine, body.model)
             return JSONResponse({"model": name, "results": await body.run(engine, path[1:], name)})
 
         run.__annotations__["body"] = Annotated[request, Body()]
@@ -102,7 +108,7 @@ def _add_model_routes(app: FastAPI, engine: Engine) -> None:
     @app.get("/card")
     async def card(model: Annotated[str | None, Query(description="Name of the model.")] = None) -> Any:
         """Return the model card, the data card, the cost and the training curves of a model."""
-        name = get_name(engine, model)
+        name = _get_name(engine, model)
         return JSONResponse({"model": name, "results": await engine.card(name)})
 
 
@@ -140,3 +146,187 @@ def _add_page(app: FastAPI) -> None:
         if name not in files:
             raise HTTPException(404)
         return Response(files[name], media_type=MEDIA_TYPES[name[name.rindex(".") :]], headers=PAGE_HEADERS)
+
+
+def _add_openai_routes(app: FastAPI, engine: Engine) -> None:
+    """Add the routes in the shape of OpenAI's API."""
+
+    @app.get("/v1/models")
+    async def list_models() -> Any:
+        """List the models and what they can do."""
+        return JSONResponse({"object": "list", "data": [_describe_model(engine, name) for name in engine.sources]})
+
+    @app.get("/v1/models/{name:path}")
+    async def get_model(name: str) -> Any:
+        """Describe a model."""
+        engine.get_model(name)
+        return JSONResponse(_describe_model(engine, name))
+
+    @app.post("/v1/completions")
+    async def complete(body: Annotated[CompletionRequest, Body()]) -> Any:
+        """Complete prompts; with `stream` as server-sent events."""
+        _check_fields(body)
+        name, prompts, options = _get_name(engine, body.model), _list_prompts(body.prompt), _build_options(body)
+        reply = _Reply(name, body)
+        if not body.stream:
+            return JSONResponse(reply.build(await engine.complete(name, prompts, best_of=body.best_of, **options)))
+        completions: list[Completion] = []
+        pieces = engine.stream(name, prompts, on_end=completions.append, **options)
+        first = await anext(pieces, None)  # errors of the request are raised here, before the response starts
+        return StreamingResponse(reply.stream(first, pieces, completions), media_type="text/event-stream")
+
+    @app.post("/v1/embeddings")
+    async def embed(body: Annotated[EmbeddingRequest, Body()]) -> Any:
+        """Embed texts; vectors as numbers, or as base64 of 32-bit floats."""
+        name = _get_name(engine, body.model)
+        embeddings = await engine.embed(name, body.input)
+        width = embeddings.vectors.shape[1]
+        if body.dimensions not in (None, width):
+            raise UsageError(f"dimensions must be {width}, the width of model '{name}', got {body.dimensions}")
+        if body.encoding_format == "base64":
+            values: list[Any] = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in embeddings.vectors]
+        else:
+            values = embeddings.vectors.tolist()
+        data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
+        usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
+        return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
+
+
+class _Reply:
+    """The answer to a request for completions, whole or as events."""
+
+    def __init__(self, model: str, body: CompletionRequest) -> None:
+        self.body, self.returns = body, body.n or 1
+        self.facts = {
+            "id": f"cmpl-{secrets.token_hex(12)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def build(self, completion: Completion) -> dict[str, Any]:
+        """Return the whole answer."""
+        choices = [
+            self._build_choice(
+                number * self.returns + i,
+                text.text if self.body.echo else text.new,
+                text.finish_reason,
+                () if completion.logprobs is None else completion.logprobs[number][i],
+            )
+            for number, texts in enumerate(completion.texts)
+            for i, text in enumerate(texts)
+        ]
+        return {**self.facts, "choices": choices, "usage": _count_usage(completion)}
+
+    async def stream(
+        self,
+        first: CompletionPiece | None,
+        pieces: AsyncGenerator[CompletionPiece, None],
+        completions: Sequence[Completion],
+    ) -> AsyncIterator[str]:
+        """Yield the events of pieces; after them `completions` has the result."""
+        try:
+            if first is not None:
+                yield self._format_piece(first)
+            async for piece in pieces:
+                yield self._format_piece(piece)
+            if completions and self.body.stream_options is not None and self.body.stream_options.include_usage:
+                yield _format_event({**self.facts, "choices": [], "usage": _count_usage(completions[0])})
+        except Exception as error:
+            yield _format_event(describe_error(error).body)
+            return
+        finally:
+            await pieces.aclose()
+        yield "data: [DONE]\n\n"
+
+    def _format_piece(self, piece: CompletionPiece) -> str:
+        index = piece.prompt * self.returns + piece.return_index
+        choice = self._build_choice(index, piece.text, piece.finish_reason, piece.logprobs)
+        return _format_event({**self.facts, "choices": [choice]})
+
+    def _build_choice(
+        self, index: int, text: str, reason: str | None, logprobs: Sequence[SpelledLogprob]
+    ) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None if self.body.logprobs is None else format_logprobs(logprobs),
+            "finish_reason": None if reason is None else FINISH_REASONS[reason],
+        }
+
+
+def _describe_model(engine: Engine, name: str) -> dict[str, Any]:
+    """Return a model with what it can do, the reasons for what it cannot, and facts about its inputs."""
+    about: dict[str, Any] = {"id": name, "object": "model", "created": engine.created, "owned_by": "pretune"}
+    if name not in engine.workers:
+        return {**about, "capabilities": [], "missing": {}, "inputs": {}}
+    model = engine.workers[name].model
+    inputs = describe_inputs(model)
+    return {**about, "capabilities": model.capabilities, "missing": model.reasons, "inputs": inputs}
+
+
+def _get_name(engine: Engine, model: str | None) -> str:
+    """Return the name of the requested model, by default the only one."""
+    if model is not None:
+        return model
+    if len(engine.sources) > 1:
+        raise UsageError(f"several models are served: name one in 'model' ({', '.join(engine.sources)})")
+    return next(iter(engine.sources))
+
+
+def _list_prompts(prompt: Any) -> list[Any]:
+    """Return a list of prompts, each a text or a list of token ids."""
+    is_single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
+    return [prompt] if is_single else prompt
+
+
+def _check_fields(body: CompletionRequest) -> None:
+    """Raise a RequestFieldError for what is not supported, or not together."""
+    texts = max(body.n or 1, body.best_of or 1)
+    if body.suffix:
+        raise RequestFieldError("suffix", "not supported; fill masks with /fill")
+    if body.max_tokens == 0 and (body.stream or not body.echo):
+        raise RequestFieldError("max_tokens", "0 needs echo, and no stream")
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise RequestFieldError("best_of", f"must be >= n ({body.n}), got {body.best_of}")
+    if body.best_of is not None and body.best_of > 1 and body.stream:
+        raise RequestFieldError("best_of", "not supported with stream; the best text is known at the end only")
+    if body.temperature == 0 and texts > 1:
+        name = "n" if (body.n or 1) > 1 else "best_of"
+        raise RequestFieldError(name, f"must be 1 with temperature 0, where all texts are equal, got {texts}")
+
+
+OPTIONS = (
+    "min_p", "top_k", "logit_bias", "logprobs", "repetition_penalty", "no_repeat_ngram", "presence_penalty",
+    "frequency_penalty",
+)  # fmt: skip
+"""Fields of a request that are options of a completion."""
+
+
+def _build_options(body: CompletionRequest) -> Any:
+    """Return the options of a completion; without a seed every request draws its own."""
+    temperature = 1.0 if body.temperature is None else body.temperature
+    options: dict[str, Any] = {
+        **{name: getattr(body, name) for name in OPTIONS},
+        "max_new_tokens": body.max_tokens,
+        "min_new_tokens": body.min_tokens,
+        "temperature": temperature,
+        "num": body.n or 1,
+        "seed": secrets.randbits(62) if body.seed is None else body.seed % 2**63,
+        "top_p": None if body.top_p == 1 else body.top_p,
+        "echo": bool(body.echo),
+        "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
+    }
+    if temperature == 0:  # as in OpenAI's API, filters have no effect then
+        options |= {"top_k": None, "top_p": None, "min_p": None}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _count_usage(completion: Completion) -> dict[str, int]:
+    prompt, new = completion.prompt_tokens, completion.new_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+def _format_event(data: dict[str, Any]) -> str:
+    """Return a server-sent event."""
+    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"

@@ -73,11 +73,12 @@ class CompletionJob:
     continuations: list[Continuation]  # of the prompts
     stops: StopStrings
     options: CompletionOptions
-    prompt_logprobs: list[list[SpelledLogprob]] | None = None  # for `echo`
+    prompt_logprobs: list[list[SpelledLogprob]] = field(init=False)  # for `echo`
     future: "Future[Completion]" = field(default_factory=Future)
     states: dict[DecodingRow, "_TextState"] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prompt_logprobs = [[] for _ in self.prompts]
         self.states = {row: _TextState(self, row) for row in self.rows}
 
     def update(self, row: DecodingRow) -> None:
@@ -102,15 +103,27 @@ class CompletionJob:
         return all(row.is_finished for row in self.rows)
 
     def build_result(self) -> Completion:
-        """Return the texts, as `generate` does; of more texts than requested, the most probable ones."""
+        """Return the texts, as `generate` does; of more texts than requested, the most probable ones.
+
+        Without new tokens the texts are the prompts, once for each return.
+        """
         texts: list[list[GeneratedText]] = [[] for _ in self.prompts]
         logprobs: list[list[list[SpelledLogprob]]] = [[] for _ in self.prompts]
+        if not self.options.has_new:
+            count = self.options.returns or 1
+            texts = [[GeneratedText(prompt, "", "length", 0)] * count for prompt in self.prompts]
+            logprobs = [[entries] * count for entries in self.prompt_logprobs]
         for row in self._select_rows():
             new, is_stopped = self.stops.truncate(self.continuations[row.number](row.tokens))
             reason = "stop" if is_stopped else row.finish_reason or "length"
             texts[row.number].append(GeneratedText(self.prompts[row.number] + new, new, reason, len(row.tokens)))
-            logprobs[row.number].append([*self._get_prompt_logprobs(row), *self.states[row].logprobs])
-        return self._build_completion(texts, logprobs)
+            logprobs[row.number].append([*self.prompt_logprobs[row.number], *self.states[row].logprobs])
+        return Completion(
+            texts=texts,
+            prompt_tokens=sum(map(len, self.prompt_ids)),
+            new_tokens=sum(len(row.tokens) for row in self.rows),
+            logprobs=None if self.options.logprobs is None else logprobs,
+        )
 
     def spell_prompts(
         self, prompts: Sequence[Prompt], entries: Sequence[Sequence[TokenLogprob]]
@@ -127,22 +140,6 @@ class CompletionJob:
             for prompt, ids, prompt_entries in zip(prompts, self.prompt_ids, entries, strict=True)
         ]
 
-    def build_prompts(self) -> Completion:
-        """Return the prompts as completions without new tokens, once for each return."""
-        texts = [[GeneratedText(prompt, "", "length", 0)] * (self.options.returns or 1) for prompt in self.prompts]
-        entries = self.prompt_logprobs or [[] for _ in texts]
-        return self._build_completion(texts, [[part] * len(row) for part, row in zip(entries, texts, strict=True)])
-
-    def _build_completion(
-        self, texts: list[list[GeneratedText]], logprobs: list[list[list[SpelledLogprob]]]
-    ) -> Completion:
-        return Completion(
-            texts=texts,
-            prompt_tokens=sum(map(len, self.prompt_ids)),
-            new_tokens=sum(len(row.tokens) for row in self.rows),
-            logprobs=None if self.options.logprobs is None else logprobs,
-        )
-
     def _select_rows(self) -> Sequence[DecodingRow]:
         """Return the rows whose texts are returned: by prompt all, or those of the highest mean log-probability."""
         if self.options.returns is None:
@@ -150,9 +147,6 @@ class CompletionJob:
         rows = sorted(self.rows, key=lambda row: (row.number, -row.mean_logprob))
         count = len(self.rows) // max(len(self.prompts), 1)
         return [row for i, row in enumerate(rows) if i % count < self.options.returns]
-
-    def _get_prompt_logprobs(self, row: DecodingRow) -> Sequence[SpelledLogprob]:
-        return () if self.prompt_logprobs is None else self.prompt_logprobs[row.number]
 
 
 class _TextState:
@@ -202,7 +196,7 @@ class _TextState:
         self._sent_tokens += len(entries)
         if job.options.echo and not self._is_started:
             text = job.prompts[row.number] + text
-            entries = [*job._get_prompt_logprobs(row), *entries]
+            entries = [*job.prompt_logprobs[row.number], *entries]
         self._is_started = True
         reason = row.finish_reason if is_last else None
         job.options.on_piece(CompletionPiece(row.number, row.return_index, text, reason, entries))
@@ -265,34 +259,30 @@ def _encode(
     limits: ServerConfig,
 ) -> list[int]:
     """Return the ids of a prompt with its special tokens, and check its length."""
+    source_limit, decoder_limit = get_length_limits(model)
+    new_limit = limits.max_length if decoder_limit is None else min(decoder_limit, limits.max_length)
     if isinstance(prompt, str):
         if len(prompt) > limits.max_characters:
             raise UsageError(f"a prompt must have <= {limits.max_characters} characters, got {len(prompt)}")
-        new = min(new_tokens, _get_limit(model, limits) - 1)
-        tokens, excess = encode_prompts(
+        new = min(new_tokens, new_limit - 1)
+        (tokens,), excess = encode_prompts(
             model, tokenizer, [prompt], generation_tokens, max_new_tokens=new, truncate=True
         )
-        size, tokens_of_prompt = len(tokens[0]) + excess, tokens[0]
+        size = len(tokens) + excess
     else:
-        tokens_of_prompt, size = [int(token) for token in prompt], len(prompt)
-        if not size or not all(0 <= token < model.spec.vocab for token in tokens_of_prompt):
+        tokens, size = [int(token) for token in prompt], len(prompt)
+        if not size or not all(0 <= token < model.spec.vocab for token in tokens):
             raise UsageError(f"a prompt of tokens needs at least one id, from 0 to {model.spec.vocab - 1}")
-    source_limit = get_length_limits(model)[0]
+    total, limit, extra, remedy = (
+        size + new_tokens,
+        new_limit,
+        f" and {new_tokens} new ones were requested",
+        ", or lower max_tokens",
+    )
     if model.spec.is_encoder_decoder:
-        total, limit = size, limits.max_length if source_limit is None else source_limit
-        new_limit = _get_limit(model, limits)
         if new_tokens > new_limit:
             raise UsageError(f"max_tokens must be <= {new_limit}, the model's limit, got {new_tokens}")
-    else:
-        total, limit = size + new_tokens, _get_limit(model, limits)
+        total, limit, extra, remedy = size, limits.max_length if source_limit is None else source_limit, "", ""
     if total > limit:
-        extra = "" if model.spec.is_encoder_decoder else f" and {new_tokens} new ones were requested"
-        remedy = "shorten it" if model.spec.is_encoder_decoder else "shorten it, or lower max_tokens"
-        raise UsageError(f"the prompt has {size} tokens{extra}; the limit of the model is {limit}; {remedy}")
-    return tokens_of_prompt
-
-
-def _get_limit(model: LanguageModel, limits: ServerConfig) -> int:
-    """Return the maximum tokens of the decoder: the model's, but at most the server's."""
-    limit = get_length_limits(model)[1]
-    return limits.max_length if limit is None else min(limit, limits.max_length)
+        raise UsageError(f"the prompt has {size} tokens{extra}; the limit of the model is {limit}; shorten it{remedy}")
+    return tokens

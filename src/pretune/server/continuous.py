@@ -3,8 +3,8 @@
     decoder = ContinuousDecoder(model, GenerationTokens.from_model(model))
     decoder.admit([DecodingRow(prompt, config)])      # prefill, and the first new token
     while decoder.rows:
-        for row in decoder.step():                    # one more token for every row; returns the rows that ended
-            print(row.tokens, row.finish_reason)
+        decoder.step()                                # one more token for every row
+        decoder.remove([row for row in decoder.rows if row.is_finished])
 
 The rows of the static cache are compact: the running texts are its first rows. A step runs on those rows and on the
 columns in use, so neither free rows nor free columns cost time. Storage doubles when it is full. On a GPU the forward
@@ -13,7 +13,7 @@ Each token is chosen by the functions of `generate`, and its random draw depends
 return, and the position only: the texts are those that `generate` returns for one prompt at a time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -100,8 +100,8 @@ class ContinuousDecoder:
         self._uses_graphs = self.device.type == "cuda"
 
     @torch.no_grad()
-    def admit(self, rows: Sequence[DecodingRow]) -> list[DecodingRow]:
-        """Run the model on the prompts of new rows, and choose their first tokens; returns the rows that ended.
+    def admit(self, rows: Sequence[DecodingRow]) -> None:
+        """Run the model on the prompts of new rows, and choose their first tokens.
 
         Equal prompts run once. A row that has tokens already continues after them.
         """
@@ -121,46 +121,28 @@ class ContinuousDecoder:
         self.rows += rows
         self._lengths += lengths
         self._choose(logits[rows_of_prompts], rows)
-        return self.remove_finished()
 
     @torch.no_grad()
-    def step(self) -> list[DecodingRow]:
-        """Append one token to every row; returns the rows that ended."""
+    def step(self) -> None:
+        """Append one token to every row. Rows that end must be removed before the next step."""
         self._reserve(len(self.rows), max(self._lengths) + 1, 0)
         logits = self._forward()
         self._lengths = [length + 1 for length in self._lengths]
         self._choose(logits, self.rows)
-        return self.remove_finished()
 
-    def remove_finished(self) -> list[DecodingRow]:
-        """Remove the rows that have ended, and return them; the last rows take their places."""
-        finished_rows = [row for row in self.rows if row.is_finished]
-        self._keep([not row.is_finished for row in self.rows])
-        return finished_rows
-
-    def clear(self) -> list[DecodingRow]:
-        """Remove all rows, and return them."""
-        rows, self.rows, self._lengths = self.rows, [], []
-        return rows
-
-    def remove(self, rows: Sequence[DecodingRow]) -> None:
-        """Remove rows before they end."""
-        self._keep([row not in rows for row in self.rows])
-
-    def _keep(self, is_kept: list[bool]) -> None:
+    def remove(self, rows: Collection[DecodingRow]) -> None:
+        """Remove rows; the last of the others take their places."""
+        is_kept = [row not in rows for row in self.rows]
         size = sum(is_kept)
         holes = [i for i in range(size) if not is_kept[i]]
         movers = [i for i in range(size, len(self.rows)) if is_kept[i]]
         if holes:
             assert self._cache is not None
             targets, sources = (torch.tensor(part, device=self.device) for part in (holes, movers))
-            for layer in (*self._cache.layers, *self._cache.cross):
-                for store in layer.store:
-                    store[targets] = store[sources]
-            for lengths in (self._cache.lengths, self._cache.source_lengths):
-                if lengths is not None:
-                    lengths[targets] = lengths[sources]
-            self._tokens[targets] = self._tokens[sources]
+            stores = [store for layer in (*self._cache.layers, *self._cache.cross) for store in layer.store]
+            for values in (*stores, self._cache.lengths, self._cache.source_lengths, self._tokens):
+                if values is not None:
+                    values[targets] = values[sources]
             for hole, mover in zip(holes, movers, strict=True):
                 self.rows[hole], self._lengths[hole] = self.rows[mover], self._lengths[mover]
         del self.rows[size:], self._lengths[size:]

@@ -36,13 +36,14 @@ from pretune.server.capabilities import (
     Explainer,
     IndexSearcher,
     MaskFiller,
+    NeighborFinder,
     RunPredictor,
     TextEmbedder,
     TextScorer,
     TextTokenizer,
+    WordComparer,
     list_texts,
 )
-from pretune.server.card import build_card
 from pretune.server.completion import (
     Completion,
     CompletionOptions,
@@ -54,8 +55,7 @@ from pretune.server.completion import (
 from pretune.server.config import ServerConfig
 from pretune.server.errors import RequestTimeoutError, UnavailableError, UnknownModelError
 from pretune.server.metrics import Metrics
-from pretune.server.served_model import ServedModel
-from pretune.server.words import NeighborFinder, WordComparer
+from pretune.server.served_model import ServedModel, build_card
 from pretune.server.worker import BatchJob, Job, ModelWorker
 
 C = TypeVar("C", bound=Capability)
@@ -211,7 +211,7 @@ class Engine:
                 scoring = BatchJob("logprobs", capability, job.prompt_ids, work, capability.chunk_size)
                 entries = await self._wait(worker, scoring, deadline)
                 job.prompt_logprobs = await asyncio.to_thread(job.spell_prompts, prompt_list, entries)
-            completion: Completion = await self._wait(worker, job, deadline) if has_new else job.build_prompts()
+            completion: Completion = await self._wait(worker, job, deadline) if has_new else job.build_result()
         return completion
 
     async def stream(

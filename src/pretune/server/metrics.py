@@ -2,6 +2,8 @@
 
 import threading
 import time
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,7 +25,7 @@ class Histogram:
 
     def add(self, value: float) -> None:
         """Add a value."""
-        self.counts[next((i for i, bound in enumerate(self.bounds) if value <= bound), len(self.bounds))] += 1
+        self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
     def format(self, name: str, labels: Labels) -> Iterator[str]:
@@ -53,7 +55,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counters: dict[tuple[str, Labels], int] = {}
+        self._counters: Counter[tuple[str, Labels]] = Counter()
         self._histograms: dict[tuple[str, Labels], Histogram] = {}
 
     def observe_request(self, path: str, status: int, seconds: float) -> None:
@@ -81,17 +83,16 @@ class Metrics:
         with self._lock:
             for name, (kind, text) in HELP.items():
                 lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}"]
-                counters = {labels: value for (other, labels), value in self._counters.items() if other == name}
-                lines += [f"{name}{_format_labels(labels)} {value}" for labels, value in sorted(counters.items())]
+                values = {labels: value for (other, labels), value in sorted(self._counters.items()) if other == name}
+                values |= {(("model", model),): gauge for model, gauge in gauges.get(name, {}).items()}
+                lines += [f"{name}{_format_labels(labels)} {value}" for labels, value in values.items()]
                 for (other, labels), histogram in sorted(self._histograms.items(), key=lambda item: item[0]):
                     lines += histogram.format(name, labels) if other == name else ()
-                for model, gauge in gauges.get(name, {}).items():
-                    lines.append(f"{name}{_format_labels((('model', model),))} {gauge}")
         return "\n".join(lines) + "\n"
 
     def _count(self, name: str, labels: Labels, amount: int = 1) -> None:
         with self._lock:
-            self._counters[name, labels] = self._counters.get((name, labels), 0) + amount
+            self._counters[name, labels] += amount
 
     def _observe(self, name: str, labels: Labels, value: float, bounds: Sequence[float]) -> None:
         with self._lock:
@@ -104,5 +105,5 @@ def _format_labels(labels: Labels) -> str:
     >>> _format_labels((("model", 'a"b'),))
     '{model="a\\\\"b"}'
     """
-    texts = (value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") for _, value in labels)
-    return "{" + ",".join(f'{name}="{text}"' for (name, _), text in zip(labels, texts, strict=True)) + "}"
+    escapes = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+    return "{" + ",".join(f'{name}="{value.translate(escapes)}"' for name, value in labels) + "}"

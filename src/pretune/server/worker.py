@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pretune.core import log
@@ -32,9 +33,7 @@ class BatchJob:
     kind: str  # as metrics name it
     capability: Capability
     items: Sequence[Any]
-    work: (
-        "functools.partial[list[Any]]"  # method of the capability with its options; jobs with equal ones share batches
-    )
+    work: "functools.partial[list[Any]]"  # method of the capability with options; equal ones share batches
     chunk_size: int = 1  # items that run as one batch
     future: "Future[list[Any]]" = field(default_factory=Future)
     results: list[Any] = field(default_factory=list)
@@ -124,7 +123,7 @@ class ModelWorker:
             try:
                 self._run_chunk()
                 if self._decoder is not None:
-                    self._drop_cancelled()
+                    self._drop_cancelled(self._decoder)
                     self._admit(self._decoder)
                     self._step(self._decoder)
             except Exception as error:  # a bug of the worker itself must not end it
@@ -147,21 +146,17 @@ class ModelWorker:
                 room -= len(part)
         start = time.monotonic()
         try:
-            items = [item for _, part in parts for item in part]
-            results = first.run(items)
-            position = 0
+            results = iter(first.run([item for _, part in parts for item in part]))
             for job, part in parts:
-                job.results += results[position : position + len(part)]
-                position += len(part)
+                job.results += islice(results, len(part))
         except Exception as error:
-            if len(parts) == 1:
-                self._fail(parts[0][0], error)
-            else:  # by itself every job succeeds or fails alone
-                for job, part in parts:
-                    try:
-                        job.results += job.run(part)
-                    except Exception as own_error:
-                        self._fail(job, own_error)
+            for job, part in parts:  # by itself every job succeeds or fails alone
+                try:
+                    if len(parts) == 1:
+                        raise error
+                    job.results += job.run(part)
+                except Exception as own_error:
+                    self._fail(job, own_error)
         self.metrics.observe_batch(self.model.name, first.kind, sum(len(part) for _, part in parts), start)
         with self._condition:
             for job, _ in parts:
@@ -173,9 +168,8 @@ class ModelWorker:
             if len(job.results) == len(job.items):
                 _resolve(job.future, job.results)
 
-    def _drop_cancelled(self) -> None:
+    def _drop_cancelled(self, decoder: ContinuousDecoder) -> None:
         """Remove the rows of requests that were cancelled or have failed."""
-        assert self._decoder is not None
         with self._condition:
             jobs = {job for job in self._owners.values() if job.future.done()}
             for job in jobs:
@@ -184,8 +178,7 @@ class ModelWorker:
                     self._owners.pop(row, None)
             if jobs:
                 self._waiting = deque(row for row in self._waiting if row in self._owners)
-        if any(row not in self._owners for row in self._decoder.rows):
-            self._decoder.remove([row for row in self._decoder.rows if row not in self._owners])
+        decoder.remove([row for row in decoder.rows if row not in self._owners])
 
     def _admit(self, decoder: ContinuousDecoder) -> None:
         """Prefill waiting rows, as many as there is room for."""
@@ -196,12 +189,12 @@ class ModelWorker:
         if not rows:
             return
         try:
-            finished_rows = decoder.admit(rows)
+            decoder.admit(rows)
             self.metrics.count_tokens(self.model.name, "prompt", sum(len(row.source or row.prompt) for row in rows))
         except Exception as error:
             self._isolate(rows, error, decoder)
             return
-        self._handle_tokens(rows, finished_rows, decoder)
+        self._handle_tokens(rows, decoder)
 
     def _select_rows(self, decoder: ContinuousDecoder) -> list[DecodingRow]:
         rows: list[DecodingRow] = []
@@ -227,17 +220,15 @@ class ModelWorker:
             return
         rows, start = [*decoder.rows], time.monotonic()
         try:
-            finished_rows = decoder.step()
+            decoder.step()
         except Exception as error:
-            self._isolate(decoder.clear(), error, decoder)
+            self._isolate(rows, error, decoder)
             return
         self.metrics.observe_batch(self.model.name, "complete", len(rows), start)
-        self._handle_tokens(rows, finished_rows, decoder)
+        self._handle_tokens(rows, decoder)
 
-    def _handle_tokens(
-        self, rows: Sequence[DecodingRow], finished_rows: Sequence[DecodingRow], decoder: ContinuousDecoder
-    ) -> None:
-        """Send new text, and resolve requests all of whose texts have ended."""
+    def _handle_tokens(self, rows: Sequence[DecodingRow], decoder: ContinuousDecoder) -> None:
+        """Send new text, remove the rows that have ended, and resolve requests all of whose texts have ended."""
         self.metrics.count_tokens(self.model.name, "generated", len(rows))
         for row in rows:
             job = self._owners[row]
@@ -248,7 +239,7 @@ class ModelWorker:
             except Exception as error:
                 self._fail(job, error)
         ended_rows = {row for row in rows if row.is_finished}
-        decoder.remove([row for row in ended_rows if row not in finished_rows])  # at a stop string
+        decoder.remove(ended_rows)
         with self._condition:
             jobs = {self._owners.pop(row) for row in ended_rows}
         for job in jobs:
@@ -285,7 +276,7 @@ class ModelWorker:
             self._owners.clear()
             self._starting.clear()
         if self._decoder is not None:
-            self._decoder.clear()
+            self._decoder.remove(self._decoder.rows)
         for job in jobs:
             self._fail(job, error)
 
