@@ -5,7 +5,20 @@ from typing import Any
 
 import pytest
 
-from pretune.core.api import Result, ResultList, UnknownArgumentError, check_arguments, flatten, render_table
+from pretune.core.api import (
+    Option,
+    Options,
+    Result,
+    ResultList,
+    UnknownArgumentError,
+    check_arguments,
+    flatten,
+    option,
+    option_set,
+    positional,
+    render_table,
+    take_options,
+)
 from pretune.core.errors import UsageError
 
 
@@ -35,6 +48,26 @@ def test_an_unknown_argument_names_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(UnknownArgumentError, match=name) as caught:
         train("bert", **options)
     assert hint in str(caught.value) and isinstance(caught.value, TypeError) and isinstance(caught.value, UsageError)
+
+
+@option_set
+class TuneOptions(Options):
+    model: str | None = positional(Option("MODEL", "Model."), default=None, kw_only=False)
+    out: str | None = option("--out DIR", "Output directory.")
+
+
+@take_options(TuneOptions, required=["out"])
+def tune(options: TuneOptions) -> TuneOptions:
+    """Tune."""
+    return options
+
+
+def test_a_function_of_options_has_their_fields_as_arguments() -> None:
+    assert tune("bert", out="runs") == TuneOptions(model="bert", out="runs") and tune.__doc__ == "Tune."
+    assert str(inspect.signature(tune)) == f"(model: str | None = None, *, out: str | None) -> {__name__}.TuneOptions"
+    for faulty in ({"model": "bert"}, {"out": "runs", "rate": 1.0}):
+        with pytest.raises(TypeError, match=r"out|rate"):
+            tune(**faulty)  # type: ignore[arg-type]
 
 
 class Scores(Result):

@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, dataclass_transform
 
 from pretune.core.errors import UsageError, find_synonyms, suggest
 
@@ -212,12 +212,17 @@ def option(usage: str, about: str, *, default: Any = None, **details: Any) -> An
     return Option(usage, about, **details).field(default=default)
 
 
+def positional(entry: Option, *, default: Any, kw_only: Literal[False]) -> Any:
+    """Return a field that functions take by position, too. `kw_only` stands in each call for type checkers."""
+    return dataclasses.field(default=default, kw_only=kw_only, metadata={_OPTION: entry})
+
+
 def setting(path: str) -> Any:
     """Return a field that sets a path of the config, without an option on the command line."""
     return option("", "", sets=path)
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(positional,))
 def option_set(cls: type[C]) -> type[C]:
     """Make a class the options of a verb: a frozen, keyword-only dataclass."""
     return dataclass(frozen=True, slots=True, kw_only=True)(cls)
@@ -261,6 +266,33 @@ class Options:
             if name not in names:
                 raise UsageError(f"{self.describe()[name].flag} {reason}")
         return cls(**values)
+
+
+def take_options(
+    cls: Callable[P, T], *, required: Collection[str] = (), paths: Collection[str] = ()
+) -> Callable[[Callable[[T], R]], Callable[P, R]]:
+    """Return a decorator that gives a function of options their fields as its arguments.
+
+    `required` arguments have no default, although a dry run on the command line lacks them. `paths` are those of
+    `check_arguments`.
+    """
+
+    def decorate(function: Callable[[T], R]) -> Callable[P, R]:
+        arguments = inspect.signature(cls).parameters.values()
+        signature = inspect.Signature(
+            [part.replace(default=part.empty) if part.name in required else part for part in arguments],
+            return_annotation=inspect.signature(function).return_annotation,
+        )
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            signature.bind(*args, **kwargs)  # raises where a required argument is missing
+            return function(cls(*args, **kwargs))
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return check_arguments(paths)(call)
+
+    return decorate
 
 
 def require_out(out: StrPath | None, noun: str = "run") -> StrPath:

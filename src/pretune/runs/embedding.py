@@ -10,14 +10,13 @@ accuracy.
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pretune.adaptation.contrastive import ContrastiveLoss, ContrastiveModel, ContrastiveObjective
 from pretune.core import config, io, log
-from pretune.core.api import PathResult, check_arguments, require_out
+from pretune.core.api import PathResult, require_out, take_options
 from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
@@ -89,32 +88,8 @@ class TrainedEmbeddings(PathResult):
         return {"path": str(self.path), **self.scores}
 
 
-@check_arguments()
-def train_embeddings(
-    model: str | os.PathLike[str] | None = None,
-    *,
-    out: str | os.PathLike[str],
-    task: str | None = None,
-    train: str | os.PathLike[str] | None = None,
-    dev: str | os.PathLike[str] | None = None,
-    data: str | os.PathLike[str] | None = None,
-    loss: str | None = None,
-    pooling: str | None = None,
-    normalise: bool | None = None,
-    length: int | None = None,
-    batch: int | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    lr: float | None = None,
-    warmup: float | None = None,
-    weight_decay: float | None = None,
-    clip: float | None = None,
-    seed: int | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    strict: bool = False,
-    resume: bool = False,
-    device: str | None = None,
-) -> TrainedEmbeddings:
+@take_options(EmbeddingOptions, required=["out"])
+def train_embeddings(options: EmbeddingOptions) -> TrainedEmbeddings:
     """Train an embedding model by contrastive learning, and save it to `out` for sentence-transformers.
 
     Args:
@@ -145,7 +120,7 @@ def train_embeddings(
         UsageError: invalid arguments.
         DataError: examples that no loss fits, or a damaged table.
     """
-    return run_embedding(EmbeddingOptions(**locals()))
+    return run_embedding(options)
 
 
 def run_embedding(options: EmbeddingOptions) -> TrainedEmbeddings:

@@ -14,12 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from torch import nn
 
-from pretune.adaptation.quantized import Quantization
-from pretune.core.api import ResultList, check_arguments
+from pretune.core.api import ResultList, take_options
 from pretune.core.errors import UsageError, suggest
 from pretune.evaluation import EvaluationResult
 from pretune.metrics import collect_suite_scores, compute_suite_averages
@@ -31,34 +29,8 @@ from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
 
 
-@check_arguments()
-def evaluate(
-    model: str | os.PathLike[str] | nn.Module | Sequence[str | os.PathLike[str]],
-    task: str | Task | Sequence[str | Task] = (),
-    *,
-    text: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
-    data: str | os.PathLike[str] | None = None,
-    shots: int | Sequence[int] | None = None,
-    split: str | None = None,
-    limit: int | None = None,
-    seed: int = 0,
-    show: bool = False,
-    prompt: str | None = None,
-    calibrate: bool = False,
-    length: Literal["sum", "token", "byte"] | None = None,
-    text_to_text: bool = False,
-    order: Literal["good-first", "bad-first"] = "good-first",
-    words: bool = True,
-    bidirectional: bool = False,
-    window: int | None = None,
-    stride: int | None = None,
-    pooling: str | None = None,
-    base: str | os.PathLike[str] | None = None,
-    device: str | None = None,
-    precision: Literal["float32", "bfloat16"] | None = None,
-    quantize: Quantization | None = None,
-    on_progress: Callable[[str, int, int], None] | None = None,
-) -> ResultList:
+@take_options(EvaluateOptions, required=["model"])
+def evaluate(options: EvaluateOptions) -> ResultList:
     """Evaluate a model on tasks, with or without few-shot prompts, and on the perplexity of texts.
 
     A fine-tuned run is evaluated with its task head, unless `shots` selects prompting; by default on its own task.
@@ -99,7 +71,7 @@ def evaluate(
         UsageError: an unknown task, or a model that cannot be evaluated on it.
         DataError: missing or damaged task data.
     """
-    return run_evaluate(EvaluateOptions(**locals()))
+    return run_evaluate(options)
 
 
 def run_evaluate(options: EvaluateOptions) -> ResultList:

@@ -8,12 +8,11 @@ pair of source and target.
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from pretune.core import log
-from pretune.core.api import StrPath
+from pretune.core.api import StrPath, take_options
 from pretune.core.config import to_dict
 from pretune.core.errors import UsageError
 from pretune.core.io import sha256
@@ -21,7 +20,6 @@ from pretune.data.prepare.run import Inputs
 from pretune.data.prepare.run import prepare as work
 from pretune.data.prepare.settings import PrepareConfig, parse_share
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.options import DocumentUnit
 from pretune.runs.options.text import PrepareOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task, load_task
@@ -30,33 +28,13 @@ from pretune.text.corpora.document import Document
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file
 from pretune.text.corpora.pairs import make_pair_document
 from pretune.text.corpora.streams import Errors
-from pretune.text.tokenizer import Tokenizer
 
 TASK_PREFIX = "task:"
 DEFAULT_HOLDOUT = "1%"
 
 
-def prepare(
-    inputs: Sequence[StrPath],
-    *,
-    out: StrPath,
-    tokenizer: Tokenizer | StrPath,
-    valid: Sequence[StrPath] | None = None,
-    holdout: str | float = DEFAULT_HOLDOUT,
-    by: DocumentUnit = "auto",
-    field: str | None = None,
-    errors: Literal["strict", "replace"] = "strict",
-    clean: Sequence[str] = (),
-    near: float | None = None,
-    data: StrPath | None = None,
-    lang: str = "auto",
-    sentences: str = "rules",
-    licence: Sequence[str] = (),
-    workers: int | None = None,
-    shard: str | None = None,
-    overwrite: bool = False,
-    progress: Callable[[float, int, int], None] | None = None,
-) -> PreparedData:
+@take_options(PrepareOptions, required=["inputs", "out", "tokenizer"])
+def prepare(options: PrepareOptions) -> PreparedData:
     """Convert text to memory-mapped token shards with the splits `train` and `valid`, and write a data card.
 
     Exact duplicates are always dropped. If `out` already contains the same data, nothing is written.
@@ -87,7 +65,7 @@ def prepare(
         CheckpointError: The tokenizer cannot be loaded.
         ResourceError: A worker process died, or the disk is full.
     """
-    return run_prepare(PrepareOptions(**locals()))
+    return run_prepare(options)
 
 
 def run_prepare(options: PrepareOptions) -> PreparedData:

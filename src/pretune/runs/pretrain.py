@@ -9,14 +9,13 @@ interrupted run continues with `resume=True` and gives the same result.
 import contextlib
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pretune.core import config as specs
 from pretune.core import log
-from pretune.core.api import check_arguments, require_out
+from pretune.core.api import require_out, take_options
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
@@ -42,25 +41,8 @@ SETTING_PATHS = [
 """Settings that `overrides` takes and that an unknown argument may mean."""
 
 
-@check_arguments(SETTING_PATHS)
-def pretrain(
-    model: str | None = None,
-    *,
-    data: str | os.PathLike[str] | None = None,
-    out: str | os.PathLike[str],
-    objective: str | None = None,
-    steps: int | None = None,
-    tokens: int | None = None,
-    epochs: float | None = None,
-    budget: str | float | None = None,
-    init_from: str | os.PathLike[str] | None = None,
-    teacher: str | os.PathLike[str] | None = None,
-    resume: bool = False,
-    stop_early: bool = False,
-    config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    device: str | None = None,
-) -> PretrainedRun:
+@take_options(PretrainOptions, required=["out"], paths=SETTING_PATHS)
+def pretrain(options: PretrainOptions) -> PretrainedRun:
     """Pre-train a model and save it to `out`, a directory that `pt.load` and transformers can load.
 
     Give one length: `steps`, `tokens`, `epochs` or `budget`. Defaults are those of the model's paper.
@@ -91,7 +73,7 @@ def pretrain(
         DataError, CheckpointError: damaged data, or a run in `out` that cannot be resumed.
         DivergedError: the loss is not finite for many steps in a row.
     """
-    return run_pretrain(PretrainOptions(**locals()))
+    return run_pretrain(options)
 
 
 def run_pretrain(

@@ -6,14 +6,14 @@ pt.embed("vectors.txt", ["A fine film."])
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from pretune.adaptation.cooccurrence import MAX_WORDS, Glove, Ppmi
 from pretune.adaptation.word2vec import Word2Vec, WordCorpus
+from pretune.core.api import take_options
 from pretune.core.errors import UsageError, refuse_broken_link, suggest
 from pretune.inference.word_vectors import WordVectors
-from pretune.runs.options import DocumentUnit
 from pretune.runs.options.text import VectorsOptions
 from pretune.text.corpora import open_corpus
 
@@ -23,29 +23,15 @@ MAX_VALUES = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, 
 _PART_BYTES = 2**24  # bytes per part of the corpus
 
 
-def train_vectors(
-    inputs: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    *,
-    out: str | os.PathLike[str] | None = None,
-    kind: str = "word2vec",
-    mode: str | None = None,
-    width: int | None = None,
-    window: int | None = None,
-    epochs: int | None = None,
-    min_count: int | None = None,
-    max_words: int | None = None,
-    seed: int = 0,
-    by: DocumentUnit = "auto",
-    field: str | None = None,
-    progress: Callable[[float], None] | None = None,
-) -> WordVectors:
+@take_options(VectorsOptions, required=["inputs"])
+def train_vectors(options: VectorsOptions) -> WordVectors:
     """Train word vectors on a corpus (files, folders, globs or built-in names) and write them to `out`.
 
     Kinds: word2vec (`mode` skip_gram or cbow), glove, ppmi (counts and a singular value decomposition). Options that
     are None take the defaults of the paper. `min_count` is the minimum frequency of a word, `max_words` the vocabulary
     size. The file has word2vec's text format. `progress` is called with the share of the corpus read.
     """
-    return run_vectors(VectorsOptions(**locals()))
+    return run_vectors(options)
 
 
 def run_vectors(options: VectorsOptions) -> WordVectors:

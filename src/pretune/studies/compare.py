@@ -5,13 +5,13 @@ result.verdicts, result.page
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pretune.core import io, log
-from pretune.core.api import Result, check_arguments, require_out
+from pretune.core.api import Result, require_out, take_options
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
 from pretune.core.run_dir import RunLock
 from pretune.reports.study import render_study_page
@@ -79,20 +79,8 @@ class StudyResult(Result, os.PathLike[str]):
         return rows
 
 
-@check_arguments()
-def compare(
-    study: str,
-    *,
-    out: str | os.PathLike[str],
-    scale: Literal["class", "gpu", "full"] = "class",
-    seeds: int | None = None,
-    jobs: int | None = None,
-    shard: str | None = None,
-    merge: Sequence[str | os.PathLike[str]] = (),
-    overrides: Mapping[str, Any] | None = None,
-    data: str | os.PathLike[str] | None = None,
-    device: str | None = None,
-) -> StudyResult:
+@take_options(CompareOptions, required=["study", "out"])
+def compare(options: CompareOptions) -> StudyResult:
     """Run a study and write its table, plots and verdicts to `out`; finished steps in `out` are not run again.
 
     Args:
@@ -115,7 +103,6 @@ def compare(
         DataError: a missing data set, before anything is computed.
         PretuneError: the error of a failed cell, after all others are finished.
     """
-    options = CompareOptions(**locals())
     with reuse_tasks():
         return run_plan(build_plan(options), options)
 

@@ -3,23 +3,23 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pretune.core.api import Options, StrPath, option, option_set
+from pretune.core.api import Option, Options, StrPath, option, option_set, positional
 from pretune.runs.options import DEVICE, SET, TASK_DATA
 
 SCALES = ("class", "gpu", "full")
+STUDY = Option(
+    "STUDY",
+    "A built-in study (`pretune list studies`), or a YAML file.",
+    is_required=True,
+    names=("pretune.studies:list_study_files",),
+)
 
 
 @option_set
 class CompareOptions(Options):
     """Options of a study."""
 
-    study: str = option(
-        "STUDY",
-        "A built-in study (`pretune list studies`), or a YAML file.",
-        default="",
-        is_required=True,
-        names=("pretune.studies:list_study_files",),
-    )
+    study: str = positional(STUDY, default="", kw_only=False)
     out: StrPath | None = option("--out DIR", "Output directory of the study.")
     scale: str = option(
         "--scale NAME",

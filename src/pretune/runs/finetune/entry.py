@@ -9,14 +9,13 @@ trials are skipped, and the interrupted one resumes from its last checkpoint.
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pretune.core import config as specs
 from pretune.core import log
-from pretune.core.api import check_arguments, require_out
+from pretune.core.api import require_out, take_options
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError, DataError, ResourceError, UsageError
 from pretune.core.run_dir import RunDir
@@ -51,37 +50,8 @@ SETTING_PATHS = [
 """Settings that `overrides` takes and that an unknown argument may mean."""
 
 
-@check_arguments(SETTING_PATHS)
-def finetune(
-    model: str | os.PathLike[str] | None = None,
-    *,
-    task: str | None = None,
-    type: str | None = None,
-    train: str | os.PathLike[str] | None = None,
-    dev: str | os.PathLike[str] | None = None,
-    test: str | os.PathLike[str] | None = None,
-    text: str | None = None,
-    pair: str | None = None,
-    label: str | None = None,
-    out: str | os.PathLike[str],
-    method: str | None = None,
-    seeds: int | None = None,
-    train_examples: int | Sequence[int | None] | None = (),
-    lr: float | Sequence[float] | None = None,
-    epochs: float | None = None,
-    steps: int | None = None,
-    baselines: str | None = None,
-    forgetting: str | os.PathLike[str] | None = None,
-    vectors: str | os.PathLike[str] | None = None,
-    teacher: str | os.PathLike[str] | None = None,
-    data: str | os.PathLike[str] | None = None,
-    force: bool = False,
-    strict: bool = False,
-    resume: bool = False,
-    config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    device: str | None = None,
-) -> FinetunedRun:
+@take_options(FinetuneOptions, required=["out"], paths=SETTING_PATHS)
+def finetune(options: FinetuneOptions) -> FinetunedRun:
     """Fine-tune a model on a task, and save it to `out` with its scores, baselines and cost.
 
     Give a task by name, or a table as `train`. Learning rate and early stopping are chosen on the validation set; the
@@ -124,7 +94,7 @@ def finetune(
         DataError: a table that cannot be read as a task.
         CheckpointError: a damaged model, or a run in `out` that cannot be resumed.
     """
-    return run_finetune(FinetuneOptions(**locals()))
+    return run_finetune(options)
 
 
 def run_finetune(options: FinetuneOptions) -> FinetunedRun:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.core.api import ConfigSource, Options, StrPath, option, option_set
+from pretune.core.api import ConfigSource, Option, Options, StrPath, option, option_set, positional
 from pretune.runs.options import CONFIG, DEVICE, OUT, RESUME, SET
 
 SETTING_NAMES = tuple(
@@ -25,6 +25,12 @@ SETTING_NAMES = tuple(
     ]
 )
 """Frequently changed settings, which `--set` completes; `--dry-run` prints all of them."""
+MODEL_NAME = Option(
+    "FAMILY[-SIZE]",
+    "Model to train; see `pretune list families`.",
+    sets="model.name",
+    names=("pretune.models.families:list_names",),
+)
 
 
 def _parse_tokens(text: str) -> int:
@@ -37,12 +43,7 @@ def _parse_tokens(text: str) -> int:
 class PretrainOptions(Options):
     """Options of a pre-training run."""
 
-    model: str | None = option(
-        "FAMILY[-SIZE]",
-        "Model to train; see `pretune list families`.",
-        sets="model.name",
-        names=("pretune.models.families:list_names",),
-    )
+    model: str | None = positional(MODEL_NAME, default=None, kw_only=False)
     data: StrPath | None = option("--data DATA", "Data of `pretune prepare`.", sets="data.path")
     out: StrPath | None = OUT.field()
     objective: str | None = option(

@@ -1,9 +1,10 @@
 """Options of `finetune`, `train_embeddings` and `evaluate`: the verbs with tasks."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretune.core.api import ConfigSource, Options, StrPath, option, option_set, setting
+from pretune.core.api import ConfigSource, Option, Options, StrPath, option, option_set, positional, setting
 from pretune.core.errors import UsageError
 from pretune.runs.options import (
     BASE,
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from pretune.tasks.task import Task
 
+BASE_MODEL = replace(MODEL, sets="base.path", is_required=False)
 FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
 """Tasks whose data is the user's file, passed as `data`."""
 SETTING_NAMES = tuple(
@@ -70,7 +72,7 @@ def parse_example_counts(text: str) -> tuple[int | None, ...]:
 class FinetuneOptions(Options):
     """Options of a fine-tuning run."""
 
-    model: StrPath | None = MODEL.field(sets="base.path", is_required=False)
+    model: StrPath | None = positional(BASE_MODEL, default=None, kw_only=False)
     task: str | None = option(
         "--task NAME",
         "Task of `pretune list tasks`; several, comma-separated, train together.",
@@ -167,7 +169,7 @@ class FinetuneOptions(Options):
 class EmbeddingOptions(Options):
     """Options of contrastive training; on the command line, those of `finetune --type embedding`."""
 
-    model: StrPath | None = None
+    model: StrPath | None = positional(MODEL, default=None, kw_only=False)
     out: StrPath | None = None
     task: str | None = None
     train: StrPath | None = None
@@ -199,24 +201,27 @@ def parse_shots(text: str) -> list[int]:
         raise UsageError(f"--shots '{text[:40]}' must be comma-separated integers, such as 0,1,32") from None
 
 
+EVALUATED_MODEL = Option(
+    "MODEL",
+    "Run, Hugging Face directory, hf:OWNER/NAME, `pretune list models`; fine-tuned runs of one task: an ensemble.",
+    kind=list[str],
+    is_required=True,
+)
+EVALUATED_TASK = Option(
+    "--task NAME,...",
+    "Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze, scored_pairs, triplets.",
+    kind=str,
+    names=("pretune.tasks:TASKS", *FILE_TASKS),
+    separator=",",
+)
+
+
 @option_set
 class EvaluateOptions(Options):
     """Options of an evaluation."""
 
-    model: "StrPath | nn.Module | Sequence[StrPath]" = option(
-        "MODEL",
-        "Run, Hugging Face directory, hf:OWNER/NAME, `pretune list models`; fine-tuned runs of one task: an ensemble.",
-        kind=list[str],
-        is_required=True,
-    )
-    task: "str | Task | Sequence[str | Task]" = option(
-        "--task NAME,...",
-        "Tasks of `pretune list tasks`, or minimal_pairs, bias_pairs, cloze, scored_pairs, triplets.",
-        default=(),
-        kind=str,
-        names=("pretune.tasks:TASKS", *FILE_TASKS),
-        separator=",",
-    )
+    model: "StrPath | nn.Module | Sequence[StrPath]" = positional(EVALUATED_MODEL, default=None, kw_only=False)
+    task: "str | Task | Sequence[str | Task]" = positional(EVALUATED_TASK, default=(), kw_only=False)
     text: StrPath | Sequence[StrPath] = option(
         "--text FILE", "Report the perplexity of this text. Repeatable.", default=(), kind=list[str]
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pretune.core.api import Options, StrPath, option, option_set
+from pretune.core.api import Option, Options, StrPath, option, option_set, positional
 from pretune.core.errors import UsageError
 from pretune.runs.options import BY, CORPUS, FIELD, TASK_DATA, DocumentUnit, parse_names
 from pretune.text.styles import KINDS, STYLES
@@ -61,16 +61,19 @@ class TokenizerOptions(Options):
     progress: Callable[[float, int], None] | None = None
 
 
+TEXTS = Option(
+    "CORPUS",
+    "Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; slices with --merge.",
+    kind=list[str],
+    is_required=True,
+)
+
+
 @option_set
 class PrepareOptions(Options):
     """Options of the preparation of text."""
 
-    inputs: Sequence[StrPath] = option(
-        "CORPUS",
-        "Files, folders, globs, pair:A,B, task:NAME, builtin:NAME, hf:NAME; slices with --merge.",
-        kind=list[str],
-        is_required=True,
-    )
+    inputs: Sequence[StrPath] = positional(TEXTS, default=None, kw_only=False)
     out: StrPath = option("--out DATA", "Output directory.", is_required=True)
     tokenizer: "Tokenizer | StrPath | None" = option("--tokenizer DIR", "Tokenizer directory or .json file.", kind=Path)
     valid: Sequence[StrPath] | None = option("--valid FILE", "Validation text. Repeatable.", kind=list[str])
@@ -110,7 +113,7 @@ class PrepareOptions(Options):
 class VectorsOptions(Options):
     """Options of the training of static word vectors."""
 
-    inputs: StrPath | Sequence[StrPath] = CORPUS.field()
+    inputs: StrPath | Sequence[StrPath] = positional(CORPUS, default=None, kw_only=False)
     out: StrPath | None = option("--out FILE", "Output file, in word2vec's text format.", is_required=True)
     kind: str = option(
         "--kind NAME",
