@@ -56,7 +56,7 @@ class TuneOptions(Options):
     out: str | None = option("--out DIR", "Output directory.")
 
 
-@take_options(TuneOptions, required=["out"])
+@take_options(TuneOptions, required_names=["out"])
 def tune(options: TuneOptions) -> TuneOptions:
     """Tune."""
     return options

@@ -269,18 +269,18 @@ class Options:
 
 
 def take_options(
-    cls: Callable[P, T], *, required: Collection[str] = (), paths: Collection[str] = ()
+    cls: Callable[P, T], *, required_names: Collection[str] = (), paths: Collection[str] = ()
 ) -> Callable[[Callable[[T], R]], Callable[P, R]]:
     """Return a decorator that gives a function of options their fields as its arguments.
 
-    `required` arguments have no default, although a dry run on the command line lacks them. `paths` are those of
+    Arguments in `required_names` have no default, although a dry run on the command line lacks them. `paths` are as in
     `check_arguments`.
     """
 
     def decorate(function: Callable[[T], R]) -> Callable[P, R]:
         arguments = inspect.signature(cls).parameters.values()
         signature = inspect.Signature(
-            [part.replace(default=part.empty) if part.name in required else part for part in arguments],
+            [part.replace(default=part.empty) if part.name in required_names else part for part in arguments],
             return_annotation=inspect.signature(function).return_annotation,
         )
 

@@ -88,7 +88,7 @@ class TrainedEmbeddings(PathResult):
         return {"path": str(self.path), **self.scores}
 
 
-@take_options(EmbeddingOptions, required=["out"])
+@take_options(EmbeddingOptions, required_names=["out"])
 def train_embeddings(options: EmbeddingOptions) -> TrainedEmbeddings:
     """Train an embedding model by contrastive learning, and save it to `out` for sentence-transformers.
 

@@ -29,7 +29,7 @@ from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
 
 
-@take_options(EvaluateOptions, required=["model"])
+@take_options(EvaluateOptions, required_names=["model"])
 def evaluate(options: EvaluateOptions) -> ResultList:
     """Evaluate a model on tasks, with or without few-shot prompts, and on the perplexity of texts.
 

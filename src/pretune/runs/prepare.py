@@ -33,7 +33,7 @@ TASK_PREFIX = "task:"
 DEFAULT_HOLDOUT = "1%"
 
 
-@take_options(PrepareOptions, required=["inputs", "out", "tokenizer"])
+@take_options(PrepareOptions, required_names=["inputs", "out", "tokenizer"])
 def prepare(options: PrepareOptions) -> PreparedData:
     """Convert text to memory-mapped token shards with the splits `train` and `valid`, and write a data card.
 

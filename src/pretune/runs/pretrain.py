@@ -41,7 +41,7 @@ SETTING_PATHS = [
 """Settings that `overrides` takes and that an unknown argument may mean."""
 
 
-@take_options(PretrainOptions, required=["out"], paths=SETTING_PATHS)
+@take_options(PretrainOptions, required_names=["out"], paths=SETTING_PATHS)
 def pretrain(options: PretrainOptions) -> PretrainedRun:
     """Pre-train a model and save it to `out`, a directory that `pt.load` and transformers can load.
 

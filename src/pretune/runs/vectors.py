@@ -23,7 +23,7 @@ MAX_VALUES = {"width": 4096, "window": 100, "epochs": 1000, "min_count": 10**9, 
 _PART_BYTES = 2**24  # bytes per part of the corpus
 
 
-@take_options(VectorsOptions, required=["inputs"])
+@take_options(VectorsOptions, required_names=["inputs"])
 def train_vectors(options: VectorsOptions) -> WordVectors:
     """Train word vectors on a corpus (files, folders, globs or built-in names) and write them to `out`.
 

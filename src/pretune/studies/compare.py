@@ -79,7 +79,7 @@ class StudyResult(Result, os.PathLike[str]):
         return rows
 
 
-@take_options(CompareOptions, required=["study", "out"])
+@take_options(CompareOptions, required_names=["study", "out"])
 def compare(options: CompareOptions) -> StudyResult:
     """Run a study and write its table, plots and verdicts to `out`; finished steps in `out` are not run again.
 

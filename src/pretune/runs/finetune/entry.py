@@ -50,7 +50,7 @@ SETTING_PATHS = [
 """Settings that `overrides` takes and that an unknown argument may mean."""
 
 
-@take_options(FinetuneOptions, required=["out"], paths=SETTING_PATHS)
+@take_options(FinetuneOptions, required_names=["out"], paths=SETTING_PATHS)
 def finetune(options: FinetuneOptions) -> FinetunedRun:
     """Fine-tune a model on a task, and save it to `out` with its scores, baselines and cost.
 
