@@ -28,7 +28,8 @@ from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.task import SplitFile, Task
 from pretune.tasks.types import get_type
-from pretune.tasks.types.span import SPAN
+from pretune.tasks.types.base import AnswerPrompt
+from pretune.tasks.types.span import NO_ANSWER
 from tests.inference.scorers import scorer
 
 SHORT = PromptTemplate(text="{text}: {answer}", join=" ")
@@ -123,7 +124,7 @@ def test_an_encoder_writes_nothing(family: str) -> None:
 def test_prompts_are_there_for_all_such_tasks_and_end_in_the_blank() -> None:
     for name in TASKS:
         task = TASKS.get(name)
-        if get_type(task).scoring.evaluator == "generation":
+        if isinstance(get_type(task).scoring.evaluator, AnswerPrompt):
             prompt = _resolve_prompt(task, FewShotConfig())
             assert AnswerGenerator(scorer("gpt2"), prompt).prompt.text.endswith("{answer}"), name
     with pytest.raises(UsageError, match=r"\{answer\}"):
@@ -139,7 +140,7 @@ def test_scores() -> None:
     found = compute_scores(xsum, [Example(text="the old sea was quiet", target="the old")], ["nothing"])
     assert next(iter(found.values())) == 0.0 and found["lead"] == 1.0
     assert [get_answer(example) for example in (asked[0], asked[1], Example(text="", target="a\nb"))] == [
-        "a", SPAN.scoring.prompt.no_answer, "a b",
+        "a", NO_ANSWER, "a b",
     ]  # fmt: skip
 
 
@@ -162,11 +163,7 @@ def test_a_task_from_its_files_to_a_result(squad: Task) -> None:
     found = evaluate_generation(scorer("t5"), squad, 2, FewShotConfig(show=True, seed=1))
     assert found.split == "dev" and found.shots == 2 and found.counts["examples"] == 4
     assert {"f1", "exact_match"} <= set(found.scores)
-    assert (
-        found.prompt is not None
-        and found.prompt.count("Answer: ") == 3
-        and SPAN.scoring.prompt.no_answer in found.prompt
-    )
+    assert found.prompt is not None and found.prompt.count("Answer: ") == 3 and NO_ANSWER in found.prompt
     assert any("2 shots" in note and "'train'" in note and "seed 1" in note for note in found.notes)
     alone = replace(squad, splits={"dev": squad.splits["dev"]})
     less = evaluate_generation(scorer("gpt2"), alone, 1)

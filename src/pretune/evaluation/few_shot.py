@@ -15,9 +15,10 @@ from pretune.evaluation import EvaluationResult
 from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, softmax
 from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, draw_shots, get_options, get_prompt
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction, Predictions
 from pretune.tasks.task import Task, sample_subset
 from pretune.tasks.types import get_type, has_answer, score
+from pretune.tasks.types.base import AnswerPrompt
 
 EVAL_SPLITS = ("test", "dev", "all")
 """Splits to evaluate by default: the first that is available."""
@@ -162,9 +163,7 @@ def predict(choices: ChoiceScores) -> list[Prediction]:
     return predictions
 
 
-def compute_scores(
-    task: Task, examples: Sequence[Example], choices: ChoiceScores, predictions: Sequence[Prediction]
-) -> dict[str, float]:
+def compute_scores(task: Task, examples: Examples, choices: ChoiceScores, predictions: Predictions) -> dict[str, float]:
     """Compute the task's metrics, the official one first, and the accuracy of the majority class.
 
     For choices with normalized scores, `uncorrected` is the score of the unnormalized sums.
@@ -190,7 +189,7 @@ def _resolve_prompt(task: Task, config: FewShotConfig, scoring: ScoringConfig) -
 
 
 def select_shots(
-    task: Task, config: FewShotConfig, split: str, examples: Sequence[Example], shots: int
+    task: Task, config: FewShotConfig, split: str, examples: Examples, shots: int
 ) -> tuple[list[Example], str]:
     """Select shots from a training split, else dev, else the evaluated split; return them and the split's name."""
     if shots < 0:
@@ -204,18 +203,18 @@ def select_shots(
     return draw_shots(pool, shots if source else min(shots, len(pool) - 1), config.seed), source or split
 
 
-def count_repeats(shots: Sequence[Example], examples: Sequence[Example]) -> int:
+def count_repeats(shots: Examples, examples: Examples) -> int:
     """Return how many shots have the texts of an evaluated example."""
     texts = {(example.text, example.pair, example.choices) for example in examples}
     return sum((shot.text, shot.pair, shot.choices) in texts for shot in shots)
 
 
-def _add_labels(task: Task, examples: Sequence[Example]) -> list[Example]:
+def _add_labels(task: Task, examples: Examples) -> list[Example]:
     """Add labels to sample by if the answer is text: whether there is none, where a question may have none."""
-    scoring = get_type(task).scoring
-    if scoring.evaluator != "generation":
+    evaluator = get_type(task).scoring.evaluator
+    if not isinstance(evaluator, AnswerPrompt):
         return [*examples]
-    may_lack = bool(scoring.prompt.no_answer)
+    may_lack = bool(evaluator.no_answer)
     return [replace(example, label=int(may_lack and not example.answers)) for example in examples]
 
 

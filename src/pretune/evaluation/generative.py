@@ -27,10 +27,11 @@ from pretune.inference.scoring.logprobs import build_scoring_method, get_max_len
 from pretune.inference.scoring.queries import CausalScoring, EncoderDecoderScoring
 from pretune.inference.text_model import get_predictive_model, get_tokenizer
 from pretune.metrics.question_answering import normalise
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
-from pretune.tasks.types.span import SPAN
+from pretune.tasks.types.base import AnswerPrompt
+from pretune.tasks.types.span import NO_ANSWER
 
 MAX_NEW_TOKENS = 64
 """Default maximum number of tokens of an answer; at most half of the model's maximum length."""
@@ -70,7 +71,7 @@ def evaluate_generation(
         _resolve_prompt(task, config),
         selection.shots,
         replace(scoring, conditional=config.text_to_text),
-        max_tokens=get_type(task).scoring.prompt.max_answer_tokens,
+        max_tokens=get_answer_prompt(task).max_answer_tokens,
     )
     texts, truncation = generator.generate(examples, on_progress)
     empty = sum(not text for text in texts)
@@ -86,10 +87,17 @@ def evaluate_generation(
     )
 
 
-def compute_scores(task: Task, examples: Sequence[Example], texts: Sequence[str]) -> dict[str, float]:
+def get_answer_prompt(task: Task) -> AnswerPrompt:
+    """Return the prompt of a task's type, whose answers are generated."""
+    evaluator = get_type(task).scoring.evaluator
+    assert isinstance(evaluator, AnswerPrompt)
+    return evaluator
+
+
+def compute_scores(task: Task, examples: Examples, texts: Sequence[str]) -> dict[str, float]:
     """Compute the task's metrics, the official one first; for generation also `lead`, the score of the first words."""
     scoring = get_type(task).scoring
-    no_answer = scoring.prompt.no_answer
+    no_answer = get_answer_prompt(task).no_answer
     predictions = [Prediction(text="" if normalise(text) == no_answer else text) for text in texts]
     metrics = scoring.score(task, examples, predictions)
     if scoring.gold == "text":
@@ -105,7 +113,7 @@ class AnswerGenerator:
 
     model: nn.Module
     prompt: PromptTemplate
-    shots: Sequence[Example] = ()
+    shots: Examples = ()
     scoring: ScoringConfig = DEFAULT_SCORING
     max_tokens: int = MAX_NEW_TOKENS
     scoring_method: CausalScoring | EncoderDecoderScoring = field(init=False)
@@ -130,7 +138,7 @@ class AnswerGenerator:
         self._shot_lengths = [len(tokens) + 1 for tokens in self._encode(self._shot_texts)]
 
     def generate(
-        self, examples: Sequence[Example], on_progress: Callable[[int, int], None] | None = None
+        self, examples: Examples, on_progress: Callable[[int, int], None] | None = None
     ) -> tuple[list[str], Truncation]:
         """Generate an answer for each example; return them with what was truncated."""
         if not examples:
@@ -163,7 +171,7 @@ class AnswerGenerator:
         room = self.scoring_method.get_max_passage(max_length)
         return room - self.max_new_tokens if self.scoring_method.whole_text else room
 
-    def _render_questions(self, examples: Sequence[Example]) -> tuple[list[str], list[int]]:
+    def _render_questions(self, examples: Examples) -> tuple[list[str], list[int]]:
         """Render questions up to their blanks with the shots that fit; return them and the numbers of shots."""
         questions = [render_prompt(self.prompt, example, "").text.rstrip() for example in examples]
         if self.max_prompt_tokens is None or not self.shots:
@@ -241,7 +249,7 @@ def get_answer(example: Example) -> str:
     """Return the answer of a solved example, on one line."""
     if example.target is not None:
         return " ".join(example.target.split())
-    return example.answers[0] if example.answers else SPAN.scoring.prompt.no_answer
+    return example.answers[0] if example.answers else NO_ANSWER
 
 
 def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
@@ -250,7 +258,7 @@ def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
     if config.prompt is not None:
         return PromptTemplate(text=config.prompt)
     if not config.text_to_text:
-        return PROMPTS.get(task.name) or PromptTemplate(text=get_type(task).scoring.prompt.text)
+        return PROMPTS.get(task.name) or PromptTemplate(text=get_answer_prompt(task).text)
     if task.template is None:
         raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
     return PromptTemplate(text=f"{task.template.source} {BLANK}")

@@ -28,13 +28,13 @@ from pretune.inference.scoring import (
 )
 from pretune.inference.scoring.logprobs import ProgressCallback
 from pretune.inference.text_model import get_tokenizer
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Examples
 from pretune.tasks.table import BlankRows, Jsonl, TableRow, is_blank, open_table, read_lines
 
 
 def evaluate_minimal_pairs(
     model: nn.Module,
-    examples: Sequence[Example],
+    examples: Examples,
     *scorings: ScoringConfig,
     name: str = "minimal_pairs",
     on_progress: ProgressCallback | None = None,
@@ -66,7 +66,7 @@ def evaluate_minimal_pairs(
 
 def evaluate_bias_pairs(
     model: nn.Module,
-    examples: Sequence[Example],
+    examples: Examples,
     scoring: ScoringConfig = DEFAULT_SCORING,
     *,
     name: str = "bias_pairs",
@@ -99,7 +99,7 @@ def average_by_group(correct: Bools, names: Sequence[str | None]) -> dict[str, f
     return dict(zip(groups, means.tolist(), strict=True))
 
 
-def _tokenize_unique(model: nn.Module, examples: Sequence[Example]) -> tuple[Passages, Ints]:
+def _tokenize_unique(model: nn.Module, examples: Examples) -> tuple[Passages, Ints]:
     """Tokenize every distinct sentence once; return them and the indices [pairs, 2] of each pair."""
     if not examples:
         raise DataError("no pairs to compare; is the file empty?")

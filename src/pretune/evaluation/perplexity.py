@@ -41,7 +41,7 @@ from pretune.inference.text_model import (
     get_tokenizer,
 )
 from pretune.metrics.numeric import bits, perplexity
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Examples
 from pretune.tasks.table import BlankRows, TableRow, is_blank, open_table
 from pretune.text.tokenizer import Tokenizer
 
@@ -204,7 +204,7 @@ CATEGORIES = ("category", "relation")
 
 def evaluate_cloze(
     model: nn.Module,
-    examples: Sequence[Example],
+    examples: Examples,
     scoring: ScoringConfig = DEFAULT_SCORING,
     *,
     name: str = "lambada",

@@ -28,7 +28,7 @@ from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, count_fit
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig, compute_token_logprobs, encode_passages
 from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
 from pretune.inference.text_model import get_predictive_model, get_tokenizer
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Examples
 
 CONTENT_FREE_INPUTS = ("N/A", "", "[MASK]")
 """Inputs without content."""
@@ -68,7 +68,7 @@ class Prompter:
 
     model: nn.Module
     prompt: PromptTemplate
-    shots: Sequence[Example] = ()
+    shots: Examples = ()
     scoring: ScoringConfig = DEFAULT_SCORING
     end: str = field(init=False)
     _shot_texts: list[str] = field(init=False)  # rendered shots
@@ -83,7 +83,7 @@ class Prompter:
 
     def score_choices(
         self,
-        examples: Sequence[Example],
+        examples: Examples,
         config: ChoiceConfig = DEFAULT_CHOICE,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> ChoiceScores:
@@ -121,7 +121,7 @@ class Prompter:
             raise DataError(f"a shot has no label: {shot.text[:60]!r}")
         return render_prompt(self.prompt, shot, get_options(self.prompt, shot)[int(shot.label)], self.end).text
 
-    def _count_fitting_shots(self, examples: Sequence[Example]) -> list[int]:
+    def _count_fitting_shots(self, examples: Examples) -> list[int]:
         """Return the number of shots that fit before each example with its longest answer."""
         max_length = get_max_length(get_predictive_model(self.model))
         if max_length is None or not self.shots:
@@ -143,7 +143,7 @@ class Prompter:
         return [int(n) + 1 for n in np.diff(encodings.offsets)]
 
     def _compute_logprobs(
-        self, examples: Sequence[Example], shot_counts: Sequence[int], length: Literal["sum", "token", "byte"]
+        self, examples: Examples, shot_counts: Sequence[int], length: Literal["sum", "token", "byte"]
     ) -> tuple[list[Floats], list[Floats], int]:
         """Return log-probabilities and lengths of the options of each example, and the truncated texts.
 
@@ -166,7 +166,7 @@ class Prompter:
             lengths = np.array([float(len(part.encode())) for part in parts])
         return np.split(logprobs.sums, edges), np.split(lengths, edges), logprobs.truncated_passages
 
-    def _render_questions(self, examples: Sequence[Example], shot_counts: Sequence[int]) -> Iterator[RenderedPrompt]:
+    def _render_questions(self, examples: Examples, shot_counts: Sequence[int]) -> Iterator[RenderedPrompt]:
         for example, count in zip(examples, shot_counts, strict=True):
             context = "".join(self._shot_texts[len(self._shot_texts) - count :])
             for option in get_options(self.prompt, example):

@@ -17,9 +17,10 @@ from typing import Literal, NamedTuple
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Examples
 from pretune.tasks.task import Task, Template
 from pretune.tasks.types import get_type
+from pretune.tasks.types.base import ChoicePrompt
 
 BLANK = "{answer}"
 
@@ -94,14 +95,14 @@ def _collect_fields(example: Example) -> Mapping[str, str]:
 
 def get_prompt(task: Task) -> PromptTemplate:
     """Return the prompt of a task; for other tasks and user tables a generic one with the label names."""
-    scoring = get_type(task).scoring
-    if scoring.evaluator != "few_shot":
+    evaluator = get_type(task).scoring.evaluator
+    if not isinstance(evaluator, ChoicePrompt):
         raise UsageError(
             f"task '{task.name}' is of kind {task.kind}, which few-shot evaluation does not support; fine-tune for it "
             "(`pretune finetune`), or choose a task of classes, pairs, choices, spans or texts (`pretune list tasks`)"
         )
     labels = tuple(label.replace("_", " ") for label in task.labels)
-    return PROMPTS.get(task.name) or PromptTemplate(text=scoring.prompt.text, answers=labels)
+    return PROMPTS.get(task.name) or PromptTemplate(text=evaluator.text, answers=labels)
 
 
 def build_text_to_text_prompt(template: Template) -> PromptTemplate:
@@ -200,7 +201,7 @@ PROMPTS: Mapping[str, PromptTemplate] = {
 """Prompts by task, with the answers in the order of the task's labels."""
 
 
-def draw_shots(examples: Sequence[Example], count: int, seed: int = 0) -> list[Example]:
+def draw_shots(examples: Examples, count: int, seed: int = 0) -> list[Example]:
     """Draw `count` labelled examples, classes in turn while they last, in random order; fewer if there are fewer.
 
     >>> shots = draw_shots([Example(text=str(i), label=i % 10 == 0) for i in range(100)], 4)

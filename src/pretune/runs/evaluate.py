@@ -27,6 +27,7 @@ from pretune.runs.options.tasks import FILE_TASKS, EvaluateOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
+from pretune.tasks.types.base import AnswerPrompt, ChoicePrompt
 
 
 @take_options(EvaluateOptions, required_names=["model"])
@@ -148,7 +149,7 @@ def _accepts_shots(task: str | Task) -> bool:
     if isinstance(task, str) and task in FILE_TASKS:
         return False
     task_type = get_type(TASKS.get(task) if isinstance(task, str) else task)
-    return task_type.scoring.evaluator in ("few_shot", "generation")
+    return isinstance(task_type.scoring.evaluator, ChoicePrompt | AnswerPrompt)
 
 
 def _run_timed(compute: Callable[[], EvaluationResult]) -> EvaluationResult:

@@ -31,6 +31,7 @@ from pretune.runs.options.tasks import FILE_TASKS, EvaluateOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
+from pretune.tasks.types.base import AnswerPrompt
 from pretune.text.corpora import open_corpus
 from pretune.training.distributed import resolve_device
 from pretune.training.records import RunFile, read_run_record
@@ -152,7 +153,7 @@ class EvaluationJob:
             return self.evaluate_finetuned(self.run, task)
         if self.other_runs:
             raise UsageError("an ensemble is evaluated with its task heads; remove --shots, or pass one model")
-        work = evaluate_generation if evaluator == "generation" else evaluate_few_shot
+        work = evaluate_generation if isinstance(evaluator, AnswerPrompt) else evaluate_few_shot
         return work(
             self.model,
             task_spec,

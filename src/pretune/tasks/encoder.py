@@ -6,7 +6,6 @@ items = encoder.encode(parts.train)                # items.counts: truncation st
 stream = TaskStream(items, batch=32, seed=0)       # for `training.dataloader`
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -22,7 +21,7 @@ from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Items, build_task_template, compact
-from pretune.tasks.example import Example
+from pretune.tasks.example import Examples
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
 from pretune.tasks.types.text_to_text import GENERATION, encode_text_to_text, has_template, spell_targets
@@ -90,7 +89,7 @@ class TaskEncoder:
         slots: int = 0,
         scale: tuple[float, float] | None = None,
         max_new_tokens: int | None = None,
-        examples: Sequence[Example] = (),
+        examples: Examples = (),
     ) -> Self:
         """Return the encoder of a task for a model; lengths default to the type's usual ones, within the model's limit.
 
@@ -137,7 +136,7 @@ class TaskEncoder:
             )
         return encoder
 
-    def _truncates_many(self, examples: Sequence[Example]) -> bool:
+    def _truncates_many(self, examples: Examples) -> bool:
         """Return True if more than a few of the sampled examples are truncated."""
         sample = examples[:: max(len(examples) // LENGTH_SAMPLE, 1)]
         return self.encode(sample, training=False).counts.truncated_share > MAX_TRUNCATED_SHARE
@@ -167,7 +166,7 @@ class TaskEncoder:
         """True if the model generates its answers as text."""
         return isinstance(self.head, Generation)
 
-    def encode(self, examples: Sequence[Example], *, training: bool = True) -> Items:
+    def encode(self, examples: Examples, *, training: bool = True) -> Items:
         """Encode examples; with `training` also their labels, which every example must have."""
         if not examples:
             raise DataError(f"task '{self.task.name}': no examples to encode; pass at least one")
@@ -189,7 +188,7 @@ class TaskEncoder:
         return replace(items, sequences=compact(sequences), alignment=alignment, counts=counts)
 
 
-def find_scale(task: Task, train: Sequence[Example]) -> tuple[float, float] | None:
+def find_scale(task: Task, train: Examples) -> tuple[float, float] | None:
     """Return the range of the scores, if the task has scores and no published scale."""
     if task.scale is not None or get_type(task).scoring.gold != "score":
         return None

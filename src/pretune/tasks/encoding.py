@@ -20,7 +20,7 @@ from pretune.core.log import join_names
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import PER_TOKEN, Ints, Sequences, compute_offsets, compute_starts, join, spread
 from pretune.models.spec import Model
-from pretune.tasks.example import Example, format_example
+from pretune.tasks.example import Example, Examples, format_example
 from pretune.tasks.task import Task
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate, split_room
 from pretune.text.tokenizer import Tokenizer
@@ -160,6 +160,13 @@ class Counts:
         return Counts(**{**sums, "longest": max(self.longest, counts.longest)})
 
 
+def count_truncated(lost: Ints, text_lengths: Ints) -> Counts:
+    """Return the counts of examples, from the tokens that each lost, and from the tokens of their texts."""
+    return Counts(
+        examples=len(lost), cut=int((lost > 0).sum()), lost=int(lost.sum()), empty=int((text_lengths == 0).sum())
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Items:
     """S sequences in I items; an item is laid out in one row, and is usually one sequence.
@@ -195,25 +202,27 @@ class Items:
 
 
 def build_items(
-    sequences: Sequences, *, examples: Ints | None = None, sizes: Ints | None = None, counts: Counts, **extra: Any
+    sequences: Sequences,
+    counts: Counts,
+    *,
+    examples: Ints | None = None,
+    sizes: Ints | None = None,
+    alignment: Ints | None = None,
 ) -> Items:
     """Build items of sequences; by default one item and one example per sequence."""
-    number = np.arange(len(sequences)) if examples is None else examples
+    sides = [sequences] if sequences.source is None else [sequences, sequences.source]
     return Items(
         sequences=compact(sequences),
         sizes=np.ones(len(sequences), dtype=np.int64) if sizes is None else sizes,
-        examples=number,
-        counts=replace(counts, sequences=len(sequences), **_measure_sequences(sequences)),
-        **extra,
+        examples=np.arange(len(sequences)) if examples is None else examples,
+        counts=replace(
+            counts,
+            sequences=len(sequences),
+            tokens=sum(len(side.tokens) for side in sides),
+            longest=max(int(side.lengths.max(initial=0)) for side in sides),
+        ),
+        alignment=alignment,
     )
-
-
-def _measure_sequences(sequences: Sequences) -> dict[str, int]:
-    sides = [sequences] if sequences.source is None else [sequences, sequences.source]
-    return {
-        "tokens": sum(len(side.tokens) for side in sides),
-        "longest": max((int(side.lengths.max(initial=0)) for side in sides), default=0),
-    }
 
 
 def compact(sequences: Sequences) -> Sequences:
@@ -322,7 +331,7 @@ class EncodingRules:
         return min(max(low + (value + 1) / 2 * (high - low), low), high)
 
 
-def read_classes(task: Task, examples: Sequence[Example]) -> Ints:
+def read_classes(task: Task, examples: Examples) -> Ints:
     """Return the label of each example, checked."""
     classes = np.empty(len(examples), dtype=np.int64)
     for number, example in enumerate(examples):

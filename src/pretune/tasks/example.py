@@ -17,7 +17,7 @@ A prediction has the same fields as the label, probabilities or scores of the op
 `text` for an answer. For text-to-text models `text` is the generated answer, and the others its meaning, if it has one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -64,6 +64,10 @@ class Prediction:
     span: tuple[int, int] | None = None
     null_score_diff: float | None = None  # score of no answer minus that of the best answer
     candidates: tuple[AnswerCandidate, ...] = ()  # answers, best first
+
+
+Examples = Sequence[Example]
+Predictions = Sequence[Prediction]
 
 
 def format_example(example: Example) -> str:

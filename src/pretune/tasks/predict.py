@@ -6,7 +6,7 @@
 Sequences are packed into rows; each is computed once, without loss, and filler is removed from the result.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,7 @@ from pretune.metrics.numeric import perplexity
 from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Floats, Items
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Examples, Prediction
 from pretune.tasks.types import get_type
 from pretune.tasks.types.text_to_text import count_answer_specials, get_end_tokens, get_start_token
 
@@ -41,7 +41,7 @@ GROUP_SIZE = 256
 def predict(
     model: ModelWithHead,
     encoder: TaskEncoder,
-    examples: Sequence[Example],
+    examples: Examples,
     *,
     tokens: int = BATCH_TOKENS,
     precision: torch.dtype | None = None,
@@ -123,7 +123,7 @@ def _choose_batch_tokens(model: nn.Module, tokens: int, device: str) -> int:
 def generate_texts(
     model: nn.Module,
     encoder: TaskEncoder,
-    examples: Sequence[Example],
+    examples: Examples,
     *,
     beams: int = 1,
     precision: torch.dtype | None = None,
@@ -158,7 +158,7 @@ def generate_texts(
 def answer_perplexity(
     model: ModelWithHead,
     encoder: TaskEncoder,
-    examples: Sequence[Example],
+    examples: Examples,
     *,
     tokens: int = 16384,
     precision: torch.dtype | None = None,

@@ -32,7 +32,7 @@ from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import format_count
 from pretune.core.seed import mix
 from pretune.metrics import GROUP_METRICS
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Examples
 
 Reader = Callable[[Path], Iterator[Example]]
 """Function that reads the examples of one file."""
@@ -153,7 +153,7 @@ class Task:
             homes += places
         return homes
 
-    def get_groups(self, examples: Sequence[Example]) -> list[str | None] | None:
+    def get_groups(self, examples: Examples) -> list[str | None] | None:
         """Return the group of each example if a metric scores groups (a question with all its answers), else None."""
         return [example.group for example in examples] if GROUP_METRICS.intersection(self.metrics) else None
 
@@ -270,7 +270,7 @@ def order_stratified(strata: Sequence[int | str], seed: int = 0) -> list[int]:
     return order
 
 
-def compute_strata(examples: Sequence[Example]) -> list[int | str]:
+def compute_strata(examples: Examples) -> list[int | str]:
     """Return the stratum of each example: its class, a fifth of the scores, or a single stratum."""
     labels = [example.label for example in examples]
     if any(isinstance(label, float) for label in labels):
@@ -285,7 +285,7 @@ def compute_strata(examples: Sequence[Example]) -> list[int | str]:
 
 
 def sample_subset(
-    examples: Sequence[Example], count: int, seed: int = 0, groups: Sequence[str | None] | None = None
+    examples: Examples, count: int, seed: int = 0, groups: Sequence[str | None] | None = None
 ) -> list[Example]:
     """Return `count` examples, stratified, in their original order; smaller subsets are contained in larger ones.
 
@@ -309,7 +309,7 @@ def sample_subset(
 
 
 def divide(
-    examples: Sequence[Example], shares: Sequence[float], seed: int = 0, group_field: str | None = None
+    examples: Examples, shares: Sequence[float], seed: int = 0, group_field: str | None = None
 ) -> list[list[Example]]:
     """Split examples into parts of these shares, each in the original order; every example is in exactly one part.
 
@@ -337,7 +337,7 @@ def divide(
     return parts
 
 
-def _group_indices(examples: Sequence[Example], group_field: str | None) -> list[list[int]]:
+def _group_indices(examples: Examples, group_field: str | None) -> list[list[int]]:
     """Return the indices of examples that stay together: those with the same value of a field."""
     if group_field is None:
         return [[index] for index in range(len(examples))]

@@ -13,21 +13,16 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
 
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.registry import Registry
 from pretune.core.seed import make_generator
-from pretune.evaluation.baselines.base import Baseline, Examples
-from pretune.tasks.example import Prediction
+from pretune.evaluation.baselines.base import Baseline
+from pretune.tasks.example import Examples, Prediction
 from pretune.tasks.task import Task
 from pretune.tasks.types import TASK_TYPES, get_type
 
-if TYPE_CHECKING:
-    from pretune.evaluation.baselines.base import Baseline
-
-
-BASELINES: "Registry[type[Baseline]]" = Registry(
+BASELINES: Registry[type[Baseline]] = Registry(
     "baseline",
     {
         "majority": "pretune.evaluation.baselines.texts:Majority",

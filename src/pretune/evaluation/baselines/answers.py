@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import Examples, TaskBaseline, TfIdf
+from pretune.evaluation.baselines.base import TaskBaseline, TfIdf
 from pretune.inference.word_vectors import WordVectors
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction
 
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 

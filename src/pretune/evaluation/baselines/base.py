@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import UsageError
 from pretune.data.sequences import Ints
 from pretune.inference.word_vectors import WordVectors, split_words
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction
 
 Text = str | tuple[str, str]
 """A text, or a pair of texts."""
@@ -22,9 +22,6 @@ Label = int | str
 
 Predictor = Callable[[Sequence[Text]], list[Label]]
 """Function from texts to predicted labels."""
-
-
-Examples = Sequence[Example]
 
 
 class Baseline(Protocol):

@@ -19,11 +19,11 @@ from pretune.core.seed import make_generator, mix
 from pretune.core.types import Batch
 from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Ints, Sequences, compute_offsets
-from pretune.evaluation.baselines.base import Examples, TaskBaseline
+from pretune.evaluation.baselines.base import TaskBaseline
 from pretune.evaluation.baselines.bilstm import EpochBatches, train_epochs
 from pretune.metrics.entities import attachment
 from pretune.nn.lstm import BiLSTM
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction
 from pretune.tasks.types.dependency import build_tree
 from pretune.training.optim import AdamW
 from pretune.training.step import ModelWithLoss

@@ -15,7 +15,6 @@ from pretune.core.config import spec
 from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import (
     Classifier,
-    Examples,
     Label,
     Predictor,
     TaskBaseline,
@@ -28,7 +27,7 @@ from pretune.evaluation.baselines.base import (
 )
 from pretune.evaluation.logistic_regression import fit_probe
 from pretune.inference.word_vectors import WordVectors
-from pretune.tasks.example import Prediction
+from pretune.tasks.example import Examples, Prediction
 
 
 @spec

@@ -4,13 +4,12 @@ A task names its type by `kind`, and `--type` by the same word. To add a type, w
 it here.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
-    from pretune.tasks.example import Example, Prediction
+    from pretune.tasks.example import Example, Examples, Prediction, Predictions
     from pretune.tasks.task import Task
     from pretune.tasks.types.base import TaskType
 
@@ -53,7 +52,7 @@ def get_type(task: "Task") -> "TaskType":
     return TASK_TYPES.get(task.kind)
 
 
-def score(task: "Task", examples: "Sequence[Example]", predictions: "Sequence[Prediction]") -> dict[str, float]:
+def score(task: "Task", examples: "Examples", predictions: "Predictions") -> dict[str, float]:
     """Return the official scores of a task by name, the headline first; 1 is perfect."""
     return get_type(task).scoring.score(task, examples, predictions)
 
@@ -63,7 +62,7 @@ def has_answer(task: "Task", example: "Example") -> bool:
     return get_type(task).scoring.format_gold(task, example) is not None
 
 
-def has_answers(task: "Task", examples: "Sequence[Example]") -> bool:
+def has_answers(task: "Task", examples: "Examples") -> bool:
     """Return whether the reference answers of a split are known: of each example, and not all of them empty."""
     answers = [get_type(task).scoring.format_gold(task, example) for example in examples]
     return None not in answers and any(answer != [] for answer in answers)

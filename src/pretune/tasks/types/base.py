@@ -23,7 +23,7 @@ from pretune.metrics import METRIC_INPUTS, METRICS
 from pretune.metrics.classification import NO_LABEL, group_values
 from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Floats, Items, PredictedLogits, read_classes
-from pretune.tasks.example import Example, Prediction, format_example
+from pretune.tasks.example import Example, Examples, Prediction, Predictions, format_example
 from pretune.tasks.table import (
     COLUMNS,
     PAIR_COLUMNS,
@@ -67,9 +67,9 @@ _INPUT_NAMES = {
 class Inputs:
     """Rows become inputs: the reading of users' tables and of new inputs, the encoding of examples, and the head."""
 
-    default_length: int = 128  # tokens of a sequence, if the model allows it
     second_text: SecondText = "optional"
 
+    default_length = 128  # tokens of a sequence, if the model allows it
     pair_field = "pair"  # name of the second text in an error
 
     def build_head(self, task: Task) -> TaskHead:
@@ -78,13 +78,11 @@ class Inputs:
             f"task '{task.name}' ({task.kind}) is for evaluation only; use `pretune evaluate`, or choose another task"
         )
 
-    def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+    def encode(self, rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
         """Encode examples; with `training` also their labels."""
         raise NotImplementedError
 
-    def write(
-        self, rules: EncodingRules, examples: Sequence[Example], *, training: bool
-    ) -> list[tuple[str, str | None]]:
+    def write(self, rules: EncodingRules, examples: Examples, *, training: bool) -> list[tuple[str, str | None]]:
         """Return the source and the target of each example as text, for a model that generates all answers.
 
         With `training`, labels that the template cannot represent are rejected.
@@ -157,11 +155,9 @@ class Inputs:
 class Outputs:
     """Outputs become predictions: of logits or of generated text, of several models; their thresholds and format."""
 
-    is_explainable: bool = False  # logits stand for a prediction, so that gradients explain it
+    is_explainable = False  # logits stand for a prediction, so that gradients explain it
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the prediction for each example, from the logits of its items."""
         raise NotImplementedError
 
@@ -180,17 +176,15 @@ class Outputs:
         label = template.parse_label(text, rules.target_spellings) if template and template.targets else None
         return Prediction(text=text, label=label)
 
-    def find_threshold(
-        self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> float | None:
+    def find_threshold(self, task: Task, examples: Examples, predictions: Predictions) -> float | None:
         """Return the decision threshold with the best score on held-out examples, if the type has one."""
         return None
 
-    def apply_threshold(self, task: Task, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+    def apply_threshold(self, task: Task, predictions: Predictions, threshold: float) -> list[Prediction]:
         """Return the predictions with another threshold."""
         return [*predictions]
 
-    def combine(self, task: Task, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+    def combine(self, task: Task, predictions: Predictions, threshold: float | None = None) -> Prediction:
         """Return the prediction of an ensemble for one example, from those of its models.
 
         Probabilities and values are averaged; of tags and answers the most frequent is taken, of equally frequent ones
@@ -232,12 +226,22 @@ class Outputs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """Prompt of few-shot evaluation, and the length of answers that are generated."""
+class ChoicePrompt:
+    """Few-shot evaluation by the likeliest answer to a prompt."""
 
-    text: str = ""
-    max_answer_tokens: int = 0
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerPrompt:
+    """Few-shot evaluation by the answer that is generated to a prompt."""
+
+    text: str
+    max_answer_tokens: int
     no_answer: str = ""  # answer in words to a question without an answer
+
+
+Evaluator = ChoicePrompt | AnswerPrompt | Literal["similarity", "retrieval", "minimal_pairs", "cloze"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,13 +249,10 @@ class Scoring:
     """Predictions are scored: the gold answer, the metrics, the labels' counts, and what else may answer the task."""
 
     gold: Gold = "text"
-    evaluator: Literal["few_shot", "generation", "similarity", "retrieval", "minimal_pairs", "cloze"] | None = (
-        None  # evaluation without fine-tuning
-    )
-    prompt: Prompt = Prompt()
+    evaluator: Evaluator | None = None  # evaluation without fine-tuning
     baselines: Mapping[str, str] = field(default_factory=dict)  # names in `evaluation.baselines` by their slot
 
-    def score(self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(self, task: Task, examples: Examples, predictions: Predictions) -> dict[str, float]:
         """Return the official scores by name, the headline first; 1 is perfect."""
         if len(examples) != len(predictions):
             counts = f"{format_count(len(predictions), 'predictions')} for {format_count(len(examples), 'examples')}"
@@ -264,7 +265,7 @@ class Scoring:
                 scores[part if part not in scores else f"{name}_{part}"] = value
         return scores
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
+    def count_labels(self, task: Task, examples: Examples) -> Mapping[str, float]:
         """Count each label, or return the range of scores; empty for text answers."""
         return {}
 
@@ -311,9 +312,7 @@ def _truncate(text: str) -> str:
     return text if len(text) <= MAX_ROW_CHARACTERS else f"{text[: MAX_ROW_CHARACTERS - 1]}…"
 
 
-def _collect(
-    values: str, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
-) -> tuple[list[Any], list[Any]]:
+def _collect(values: str, task: Task, examples: Examples, predictions: Predictions) -> tuple[list[Any], list[Any]]:
     """Return the references and the predictions that a metric compares, one each per example."""
 
     def require(values: list[Any]) -> list[Any]:

@@ -20,12 +20,20 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import mix
 from pretune.metrics.question_answering import normalise
-from pretune.tasks.encoding import Counts, EncodingRules, Floats, Items, PredictedLogits, build_items, read_classes
-from pretune.tasks.example import Example, Prediction, format_example
+from pretune.tasks.encoding import (
+    EncodingRules,
+    Floats,
+    Items,
+    PredictedLogits,
+    build_items,
+    count_truncated,
+    read_classes,
+)
+from pretune.tasks.example import Example, Examples, Prediction, format_example
 from pretune.tasks.table import BlankCellError, TableRow, data_error, is_blank
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
-from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, SecondText, TaskType
+from pretune.tasks.types.base import ChoicePrompt, Inputs, Outputs, Scoring, SecondText, TaskType
 from pretune.tasks.types.classification import choose_best
 
 MAX_OPTIONS = 8
@@ -41,13 +49,14 @@ _NUMBERED_COLUMN = re.compile(r"(?:choice|option|ending|answer)_?(\d+)", re.IGNO
 class ChoiceInputs(Inputs):
     """A text and its options, one of which is correct."""
 
-    default_length: int = 256
     second_text: SecondText = "none"
+
+    default_length = 256
 
     def build_head(self, task: Task) -> TaskHead:
         return Choice()
 
-    def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+    def encode(self, rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
         """Encode the options of each example; in training those of a question form one item."""
         count = len(examples)
         for number, example in enumerate(examples):
@@ -71,24 +80,19 @@ class ChoiceInputs(Inputs):
         )
         layout, lost = rules.fit(pool, owner, count + np.arange(len(owner)))
         lost_by_example = np.bincount(owner, weights=lost, minlength=count).astype(np.int64)
-        text = pool.lengths[owner] + pool.lengths[count:]
-        counts = Counts(
-            examples=count,
-            cut=int((lost_by_example > 0).sum()),
-            lost=int(lost_by_example.sum()),
-            empty=int((text == 0).sum()),
+        counts = replace(
+            count_truncated(lost_by_example, pool.lengths[owner] + pool.lengths[count:]),
             options_left=sum(len(example.choices) for example in examples) - len(owner),
         )
         sequences = rules.set_segments(layout.sequences)
         if not training:
-            return build_items(sequences, examples=owner, counts=counts)
+            return build_items(sequences, counts, examples=owner)
         places = np.array(
             [options.index(int(label)) for options, label in zip(options_by_example, correct, strict=True)],
             dtype=np.int64,
         )
-        return build_items(
-            replace(sequences, labels=build_group_labels(sizes, places)), examples=owner, sizes=sizes, counts=counts
-        )
+        sequences = replace(sequences, labels=build_group_labels(sizes, places))
+        return build_items(sequences, counts, examples=owner, sizes=sizes)
 
     def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
         choices = read_choices(fields, source)
@@ -105,11 +109,9 @@ class ChoiceInputs(Inputs):
 class ChoiceOutputs(Outputs):
     """A logit per option."""
 
-    is_explainable: bool = True
+    is_explainable = True
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the best option of each example."""
         ends = np.cumsum([len(example.choices) for example in examples])[:-1]
         return [choose_best(row) for row in np.split(logits[:, 0], ends)]
@@ -146,8 +148,7 @@ CHOICE = TaskType(
     outputs=ChoiceOutputs(),
     scoring=Scoring(
         gold="option",
-        evaluator="few_shot",
-        prompt=Prompt(text="{text} {answer}"),
+        evaluator=ChoicePrompt(text="{text} {answer}"),
         baselines={"majority": "frequent_place", "svm": "tfidf", "vectors": "choice_vectors"},
     ),
 )

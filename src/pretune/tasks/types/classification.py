@@ -18,17 +18,17 @@ from pretune.core.errors import UsageError, suggest
 from pretune.core.log import join_names
 from pretune.data.sequences import Ints
 from pretune.tasks.encoding import (
-    Counts,
     EncodingRules,
     Floats,
     Items,
     PredictedLogits,
     build_items,
     build_next_token_targets,
+    count_truncated,
     deduplicate,
     read_classes,
 )
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction
 from pretune.tasks.table import PAIR_COLUMNS, TableFile, TableRow, data_error
 from pretune.tasks.table_reader import (
     MAX_NUMERIC_CLASSES,
@@ -40,14 +40,14 @@ from pretune.tasks.table_reader import (
     read_label,
 )
 from pretune.tasks.task import Task, Template
-from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, TaskType
+from pretune.tasks.types.base import ChoicePrompt, Inputs, Outputs, Scoring, TaskType
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceInputs(Inputs):
     """One sequence per example; subclasses read the labels."""
 
-    def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+    def encode(self, rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
         """Encode one sequence per example."""
         count = len(examples)
         has_pairs = any(example.pair is not None for example in examples)
@@ -58,14 +58,13 @@ class SequenceInputs(Inputs):
         pool = rules.tokenize(unique_texts)
         layout, lost = rules.fit(pool, text_ids[:count], text_ids[count:] if has_pairs else None)
         text = pool.lengths[text_ids].reshape(-1, count).sum(axis=0)
-        counts = Counts(examples=count, cut=int((lost > 0).sum()), lost=int(lost.sum()), empty=int((text == 0).sum()))
         sequences = rules.set_segments(layout.sequences)
         if training:
             targets = build_next_token_targets(sequences) if rules.has_lm_loss else None
             sequences = replace(sequences, labels=self.encode_labels(rules, examples), targets=targets)
-        return build_items(sequences, counts=counts)
+        return build_items(sequences, count_truncated(lost, text))
 
-    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> Any:
+    def encode_labels(self, rules: EncodingRules, examples: Examples) -> Any:
         """Return the label of each example, or a row of labels."""
         raise NotImplementedError
 
@@ -74,7 +73,7 @@ class SequenceInputs(Inputs):
 class SequenceOutputs(Outputs):
     """A row of logits per example."""
 
-    is_explainable: bool = True
+    is_explainable = True
 
     def select_logits(
         self, rules: EncodingRules, example: Example, items: Items, logits: Floats, label: str | None = None
@@ -162,7 +161,7 @@ class ClassInputs(SequenceInputs):
     def build_head(self, task: Task) -> TaskHead:
         return Classification(classes=len(task.labels), labels=task.labels)
 
-    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> Ints:
+    def encode_labels(self, rules: EncodingRules, examples: Examples) -> Ints:
         return read_classes(rules.task, examples)
 
     def build_user_task(self, tables: UserTables) -> Task:
@@ -185,9 +184,7 @@ class ClassInputs(SequenceInputs):
 class ClassOutputs(SequenceOutputs):
     """A logit per class."""
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the most likely class of each example, and the probabilities of all."""
         return [choose_best(row) for row in logits]
 
@@ -196,7 +193,7 @@ class ClassOutputs(SequenceOutputs):
 class ClassScoring(Scoring):
     """A class is right or wrong."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
+    def count_labels(self, task: Task, examples: Examples) -> Mapping[str, float]:
         counts = Counter(example.label for example in examples)
         return {name: counts.get(number, 0) for number, name in enumerate(task.labels)}
 
@@ -207,8 +204,7 @@ CLASSIFICATION = TaskType(
     outputs=ClassOutputs(),
     scoring=ClassScoring(
         gold="class",
-        evaluator="few_shot",
-        prompt=Prompt(text="Text: {text}\nLabel: {answer}"),
+        evaluator=ChoicePrompt(text="Text: {text}\nLabel: {answer}"),
         baselines={name: name for name in ("majority", "svm", "vectors", "logistic", "bilstm")},
     ),
 )
@@ -218,7 +214,9 @@ PAIR = TaskType(
     name="pair",
     inputs=ClassInputs(second_text="required"),
     outputs=ClassOutputs(),
-    scoring=replace(CLASSIFICATION.scoring, prompt=Prompt(text="Text 1: {text}\nText 2: {pair}\nLabel: {answer}")),
+    scoring=replace(
+        CLASSIFICATION.scoring, evaluator=ChoicePrompt(text="Text 1: {text}\nText 2: {pair}\nLabel: {answer}")
+    ),
 )
 """One of several classes for a pair of texts."""
 

@@ -30,7 +30,7 @@ from pretune.core.errors import DataError
 from pretune.data.sequences import Ints, compute_offsets
 from pretune.tasks.benchmarks.universal_dependencies import DependencyReader, is_tree
 from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction, Predictions
 from pretune.tasks.table import TableRow, data_error
 from pretune.tasks.table_reader import UserTables
 from pretune.tasks.task import Task
@@ -118,12 +118,12 @@ ROOT_RELATION, UNKNOWN_RELATION = "root", "dep"
 class TreeInputs(TokenInputs):
     """Words, each of which has a head and a relation."""
 
-    needs_both_sides: bool = True
+    needs_both_sides = True
 
     def build_head(self, task: Task) -> TaskHead:
         return Dependency(classes=len(task.labels), labels=task.labels)
 
-    def build_targets(self, task: Task, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
+    def build_targets(self, task: Task, examples: Examples, words: Ints, positions: Ints) -> Ints:
         relations = read_tag_ids(task, examples)
         heads: list[int] = []  # number of the head among all words; -1 for the root
         for number, example in enumerate(examples):
@@ -164,9 +164,7 @@ class TreeInputs(TokenInputs):
 class TreeOutputs(Outputs):
     """A score and the best relation of every pair of tokens; a tree is found from all arcs."""
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the tree of every sentence; a word without a token depends on the word before it."""
         assert items.alignment is not None
         lengths, offsets = items.sequences.lengths, items.sequences.offsets
@@ -179,7 +177,7 @@ class TreeOutputs(Outputs):
             predictions.append(build_tree(len(example.words), items.alignment[low + tokens], arcs, rules.task.labels))
         return predictions
 
-    def combine(self, task: Task, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+    def combine(self, task: Task, predictions: Predictions, threshold: float | None = None) -> Prediction:
         """Return the tree with the most votes for its arcs (Sagae and Lavie, 2006), with their most frequent relations.
 
         Of equally frequent ones those of the earliest model are taken.

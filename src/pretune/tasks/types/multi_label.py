@@ -22,7 +22,7 @@ from pretune.adaptation.heads.sequence import MultiLabel
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.tasks.encoding import EncodingRules, Floats, Items
-from pretune.tasks.example import Example, Prediction, format_example
+from pretune.tasks.example import Example, Examples, Prediction, Predictions, format_example
 from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error
 from pretune.tasks.table_reader import LABEL_SEPARATOR, UserTables, check_filled
 from pretune.tasks.task import Task
@@ -67,7 +67,7 @@ class MultiLabelInputs(SequenceInputs):
     def build_head(self, task: Task) -> TaskHead:
         return MultiLabel(classes=len(task.labels), labels=task.labels)
 
-    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> NDArray[np.float32]:
+    def encode_labels(self, rules: EncodingRules, examples: Examples) -> NDArray[np.float32]:
         """Return 1 for the labels of each example and 0 for the others `[E, K]`."""
         number = {name: index for index, name in enumerate(rules.task.labels)}
         rows = np.zeros((len(examples), len(number)), dtype=np.float32)
@@ -90,17 +90,13 @@ class MultiLabelInputs(SequenceInputs):
 class MultiLabelOutputs(SequenceOutputs):
     """A logit per label; those above a threshold are predicted."""
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the labels with a probability above the default threshold, and the probabilities of all."""
         shares = 1 / (1 + np.exp(-logits.astype(np.float64)))
         predictions = [Prediction(probabilities=tuple(row.tolist())) for row in shares]
         return self.apply_threshold(rules.task, predictions, DEFAULT_THRESHOLD)
 
-    def find_threshold(
-        self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> float | None:
+    def find_threshold(self, task: Task, examples: Examples, predictions: Predictions) -> float | None:
         """Return the threshold with the best micro F1, in the middle between two probabilities."""
         shares = np.array([prediction.probabilities for prediction in predictions])
         gold = np.array([[name in example.tags for name in task.labels] for example in examples])
@@ -112,7 +108,7 @@ class MultiLabelOutputs(SequenceOutputs):
         following = sorted_shares[best + 1] if best + 1 < len(order) else 0.0
         return float(sorted_shares[best] + following) / 2
 
-    def apply_threshold(self, task: Task, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+    def apply_threshold(self, task: Task, predictions: Predictions, threshold: float) -> list[Prediction]:
         """Return the predictions with the labels above a threshold, in the order of the task's."""
         return [
             replace(
@@ -124,7 +120,7 @@ class MultiLabelOutputs(SequenceOutputs):
             for prediction in predictions
         ]
 
-    def combine(self, task: Task, predictions: Sequence[Prediction], threshold: float | None = None) -> Prediction:
+    def combine(self, task: Task, predictions: Predictions, threshold: float | None = None) -> Prediction:
         """Return mean probabilities, and the labels above the threshold."""
         shares = np.mean([prediction.probabilities for prediction in predictions], axis=0)
         mean = Prediction(probabilities=tuple(shares.tolist()))
@@ -139,7 +135,7 @@ class MultiLabelOutputs(SequenceOutputs):
 class MultiLabelScoring(Scoring):
     """Each label is right or wrong."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
+    def count_labels(self, task: Task, examples: Examples) -> Mapping[str, float]:
         counts = Counter(name for example in examples for name in example.tags)
         return {name: counts[name] for name in task.labels}
 

@@ -13,7 +13,7 @@ from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Regression
 from pretune.core.config import spec
 from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
-from pretune.tasks.example import Example, Prediction
+from pretune.tasks.example import Example, Examples, Prediction
 from pretune.tasks.table import TableFile, TableRow, data_error
 from pretune.tasks.table_reader import UserTables, check_numbers, count_values, is_finite, read_label
 from pretune.tasks.task import Task
@@ -50,7 +50,7 @@ class ScoreInputs(SequenceInputs):
     def build_head(self, task: Task) -> TaskHead:
         return Regression()
 
-    def encode_labels(self, rules: EncodingRules, examples: Sequence[Example]) -> NDArray[np.float32]:
+    def encode_labels(self, rules: EncodingRules, examples: Examples) -> NDArray[np.float32]:
         """Return the normalized score of each example."""
         scores = np.empty(len(examples), dtype=np.float32)
         for number, example in enumerate(examples):
@@ -60,9 +60,7 @@ class ScoreInputs(SequenceInputs):
             scores[number] = rules.normalize_score(float(example.label))
         return scores
 
-    def write(
-        self, rules: EncodingRules, examples: Sequence[Example], *, training: bool
-    ) -> list[tuple[str, str | None]]:
+    def write(self, rules: EncodingRules, examples: Examples, *, training: bool) -> list[tuple[str, str | None]]:
         if training:
             self.encode_labels(rules, examples)
         float_examples = [
@@ -83,9 +81,7 @@ class ScoreInputs(SequenceInputs):
 class ScoreOutputs(SequenceOutputs):
     """A number per example."""
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the score of each example."""
         return [Prediction(value=rules.denormalize_score(float(row[0]))) for row in logits]
 
@@ -105,7 +101,7 @@ class ScoreOutputs(SequenceOutputs):
 class ScoreScoring(Scoring):
     """A score is near or far."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
+    def count_labels(self, task: Task, examples: Examples) -> Mapping[str, float]:
         values = [float(example.label) for example in examples if example.label is not None]
         return {"lowest": min(values), "mean": sum(values) / len(values), "highest": max(values)}
 

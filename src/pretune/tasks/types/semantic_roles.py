@@ -20,7 +20,7 @@ from pretune.core.errors import DataError
 from pretune.data.sequences import Ints
 from pretune.tasks.benchmarks.conll import RoleReader
 from pretune.tasks.encoding import EncodingRules, PooledSequences, TokenPool, missing_value_error
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Examples
 from pretune.tasks.table import TableFile, TableRow, data_error, open_table
 from pretune.tasks.table_reader import UserTables
 from pretune.tasks.task import Task
@@ -42,16 +42,16 @@ MARK = "*"
 class RoleInputs(TokenInputs):
     """Words, one of which is the predicate; each has a tag."""
 
-    needs_both_sides: bool = True
+    needs_both_sides = True
 
-    def tokenize(self, rules: EncodingRules, examples: Sequence[Example]) -> TokenPool:
+    def tokenize(self, rules: EncodingRules, examples: Examples) -> TokenPool:
         for number, example in enumerate(examples):
             if example.predicate is None or not 0 <= example.predicate < len(example.words):
                 raise missing_value_error(rules.task, number, example, "no predicate among its words")
         predicates = [example.words[example.predicate or 0] for example in examples]
         return rules.tokenize([*(" ".join(mark_predicate(example)) for example in examples), *predicates])
 
-    def locate_words(self, rules: EncodingRules, pool: TokenPool, examples: Sequence[Example]) -> Ints:
+    def locate_words(self, rules: EncodingRules, pool: TokenPool, examples: Examples) -> Ints:
         marked_index = find_word_tokens(pool, [*map(mark_predicate, examples)], self.get_word_token(rules.spec))
         for number, example in enumerate(examples):
             place, index = example.predicate or 0, marked_index[pool.offsets[number] : pool.offsets[number + 1]]

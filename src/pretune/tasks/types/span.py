@@ -26,7 +26,6 @@ from pretune.metrics import NO_ANSWER_METRICS
 from pretune.metrics.question_answering import squad2
 from pretune.tasks.benchmarks.question_answering import read_squad
 from pretune.tasks.encoding import (
-    Counts,
     EncodingRules,
     Floats,
     Items,
@@ -35,13 +34,14 @@ from pretune.tasks.encoding import (
     TokenPool,
     build_items,
     compute_room,
+    count_truncated,
     deduplicate,
 )
-from pretune.tasks.example import AnswerCandidate, Example, Prediction, format_example
+from pretune.tasks.example import AnswerCandidate, Example, Examples, Prediction, Predictions, format_example
 from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error, open_table
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task, Template
-from pretune.tasks.types.base import Inputs, Outputs, Prompt, Scoring, SecondText, TaskType
+from pretune.tasks.types.base import AnswerPrompt, Inputs, Outputs, Scoring, SecondText, TaskType
 
 NUM_STARTS = 20
 """Number of best starts and ends of a window that are combined."""
@@ -49,6 +49,8 @@ MAX_ANSWER_TOKENS = 30
 """Maximum tokens of an answer."""
 MAX_CANDIDATES = 5
 """Candidate answers kept per example."""
+NO_ANSWER = "unanswerable"
+"""Answer in words to a question without an answer."""
 NUM_SPLITS = 3
 """Parts of a single file (train, dev and test): with fewer groups than these, groups are not kept together."""
 
@@ -62,15 +64,15 @@ def allows_no_answer(task: Task) -> bool:
 class SpanInputs(Inputs):
     """A question and a passage, with the spans of its answers."""
 
-    default_length: int = 384
     second_text: SecondText = "required"
 
+    default_length = 384
     pair_field = "context"
 
     def build_head(self, task: Task) -> TaskHead:
         return Span()
 
-    def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+    def encode(self, rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
         """Encode the windows of each passage; `alignment` is the index of each token in its passage."""
         count = len(examples)
         passages, passage_ids = deduplicate([get_passage(example) for example in examples])
@@ -105,14 +107,8 @@ class SpanInputs(Inputs):
             has_answer = np.array([bool(example.spans) for example in examples])
             lost = int((has_answer & (np.bincount(owner, weights=has_answer_inside, minlength=count) == 0)).sum())
             sequences = replace(sequences, targets=targets)
-        counts = Counts(
-            examples=count,
-            cut=int((question_kept < question_lengths).sum()),
-            lost=int((question_lengths - question_kept).sum()),
-            empty=int((question_lengths + passage_lengths == 0).sum()),
-            answers_lost=lost,
-        )
-        return build_items(sequences, examples=owner, counts=counts, alignment=alignment)
+        counts = count_truncated(question_lengths - question_kept, question_lengths + passage_lengths)
+        return build_items(sequences, replace(counts, answers_lost=lost), examples=owner, alignment=alignment)
 
     def open_file(self, path: Path, column_names: Sequence[str]) -> TableFile:
         return TableFile(path=path, form="squad") if is_squad(path) else open_table(path, column_names)
@@ -141,11 +137,9 @@ class SpanInputs(Inputs):
 class SpanOutputs(Outputs):
     """A logit of the start and one of the end per token, in several windows of a passage."""
 
-    is_explainable: bool = True
+    is_explainable = True
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the best answers over all windows; no answer if that scores higher and the task allows it."""
         assert items.alignment is not None
         passages, passage_ids = deduplicate([get_passage(example) for example in examples])
@@ -185,7 +179,7 @@ class SpanOutputs(Outputs):
         rows = (int(np.flatnonzero(places == first)[0]), int(np.flatnonzero(places == last)[0]))
         return PredictedLogits(sequence=window, rows=rows, columns=(0, 1), name="answer")
 
-    def apply_threshold(self, task: Task, predictions: Sequence[Prediction], threshold: float) -> list[Prediction]:
+    def apply_threshold(self, task: Task, predictions: Predictions, threshold: float) -> list[Prediction]:
         """Return the predictions with no answer where `null_score_diff` is above the threshold."""
         results: list[Prediction] = []
         for prediction in predictions:
@@ -196,9 +190,7 @@ class SpanOutputs(Outputs):
             results.append(replace(prediction, text=text, span=span))
         return results
 
-    def find_threshold(
-        self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]
-    ) -> float | None:
+    def find_threshold(self, task: Task, examples: Examples, predictions: Predictions) -> float | None:
         """Return the threshold of no answer with the best F1, if the task has questions without an answer."""
         if not NO_ANSWER_METRICS.intersection(task.metrics[:1]):
             return None
@@ -212,13 +204,13 @@ class SpanOutputs(Outputs):
 class SpanScoring(Scoring):
     """An answer is compared with several references; a question without any has no answer."""
 
-    def score(self, task: Task, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+    def score(self, task: Task, examples: Examples, predictions: Predictions) -> dict[str, float]:
         """Return the official scores, and for questions without an answer those with the best threshold."""
         scores = super().score(task, examples, predictions)
         best = _score_no_answer(examples, predictions) if allows_no_answer(task) else {}
         return scores | {name: value for name, value in best.items() if name.startswith("best_")}
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
+    def count_labels(self, task: Task, examples: Examples) -> Mapping[str, float]:
         unanswerable = sum(not example.answers for example in examples)
         return {"with an answer": len(examples) - unanswerable, "without": unanswerable}
 
@@ -232,9 +224,8 @@ SPAN = TaskType(
     outputs=SpanOutputs(),
     scoring=SpanScoring(
         gold="span",
-        evaluator="generation",
-        prompt=Prompt(
-            text="{pair}\nQuestion: {text}\nAnswer: {answer}", max_answer_tokens=32, no_answer="unanswerable"
+        evaluator=AnswerPrompt(
+            text="{pair}\nQuestion: {text}\nAnswer: {answer}", max_answer_tokens=32, no_answer=NO_ANSWER
         ),
         baselines={"majority": "first_words", "svm": "near_words"},
     ),
@@ -279,7 +270,7 @@ def find_characters(text: str, starts: Ints, first: int, last: int) -> tuple[int
 
 def _build_targets(
     task: Task,
-    examples: Sequence[Example],
+    examples: Examples,
     pool: TokenPool,
     layout: PooledSequences,
     alignment: Ints,
@@ -356,7 +347,7 @@ def _build_prediction(candidates: tuple[AnswerCandidate, ...], null_score: float
     )
 
 
-def _score_no_answer(examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
+def _score_no_answer(examples: Examples, predictions: Predictions) -> dict[str, float]:
     """Return SQuAD 2.0's scores over all thresholds of no answer; empty if a prediction has no `null_score_diff`."""
     null_score_diffs = [
         prediction.null_score_diff for prediction in predictions if prediction.null_score_diff is not None

@@ -28,7 +28,6 @@ from pretune.models.spec import Model
 from pretune.tasks.benchmarks.conll import ConllReader, normalize_tags
 from pretune.tasks.benchmarks.universal_dependencies import ConlluReader
 from pretune.tasks.encoding import (
-    Counts,
     EncodingRules,
     Floats,
     Items,
@@ -36,9 +35,10 @@ from pretune.tasks.encoding import (
     PredictedLogits,
     TokenPool,
     build_items,
+    count_truncated,
     missing_value_error,
 )
-from pretune.tasks.example import Example, Prediction, format_example
+from pretune.tasks.example import Example, Examples, Prediction, format_example
 from pretune.tasks.table import COLUMNS, TableRow, data_error
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
@@ -54,12 +54,13 @@ class TokenInputs(Inputs):
     """Words, each of which has a tag."""
 
     second_text: SecondText = "none"
-    needs_both_sides: bool = False  # a left-to-right model stands for a word by its last token, with a note
+
+    needs_both_sides = False  # a left-to-right model stands for a word by its last token, with a note
 
     def build_head(self, task: Task) -> TaskHead:
         return Tagging(classes=len(task.labels), labels=task.labels)
 
-    def encode(self, rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+    def encode(self, rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
         """Encode one sequence per sentence; `alignment` is the word that a token stands for."""
         count = len(examples)
         sizes = np.array([len(example.words) for example in examples], dtype=np.int64)
@@ -73,20 +74,15 @@ class TokenInputs(Inputs):
         )
         owners = layout.sequences.find_owners()
         is_word = alignment >= 0
-        counts = Counts(
-            examples=count,
-            cut=int((lost > 0).sum()),
-            lost=int(lost.sum()),
-            empty=int((pool.lengths[:count] == 0).sum()),
-            words_lost=int(sizes.sum()) - int(is_word.sum()),
-        )
+        words_lost = int(sizes.sum()) - int(is_word.sum())
+        counts = replace(count_truncated(lost, pool.lengths[:count]), words_lost=words_lost)
         sequences = rules.set_segments(layout.sequences)
         if training:
             words = compute_starts(sizes)[owners[is_word]] + alignment[is_word]
             targets = np.full(len(alignment), IGNORE_INDEX)
             targets[is_word] = self.build_targets(rules.task, examples, words, np.flatnonzero(is_word))
             sequences = replace(sequences, targets=targets)
-        return build_items(sequences, counts=counts, alignment=alignment)
+        return build_items(sequences, counts, alignment=alignment)
 
     def describe_limits(self, task: Task, spec: Model) -> str:
         if not self.needs_both_sides or spec.shape != "decoder":
@@ -100,11 +96,11 @@ class TokenInputs(Inputs):
         """Return the token that stands for a word."""
         return "last" if self.needs_both_sides and spec.shape == "decoder" else "first"
 
-    def tokenize(self, rules: EncodingRules, examples: Sequence[Example]) -> TokenPool:
+    def tokenize(self, rules: EncodingRules, examples: Examples) -> TokenPool:
         """Tokenize the sentences; further texts may follow them."""
         return rules.tokenize([" ".join(example.words) for example in examples])
 
-    def locate_words(self, rules: EncodingRules, pool: TokenPool, examples: Sequence[Example]) -> Ints:
+    def locate_words(self, rules: EncodingRules, pool: TokenPool, examples: Examples) -> Ints:
         """Return the word that each token of the pool stands for `[T]`; -1 for the others."""
         return find_word_tokens(pool, [example.words for example in examples], self.get_word_token(rules.spec))
 
@@ -112,7 +108,7 @@ class TokenInputs(Inputs):
         """Truncate the sentences and lay them out; return also the number of tokens each lost."""
         return rules.fit(pool, np.arange(count))
 
-    def build_targets(self, task: Task, examples: Sequence[Example], words: Ints, positions: Ints) -> Ints:
+    def build_targets(self, task: Task, examples: Examples, words: Ints, positions: Ints) -> Ints:
         """Return the targets of the words that have a token, given their numbers among all words and their tokens."""
         return read_tag_ids(task, examples)[words]
 
@@ -148,11 +144,9 @@ class TokenInputs(Inputs):
 class TagOutputs(Outputs):
     """A row of logits per token."""
 
-    is_explainable: bool = True
+    is_explainable = True
 
-    def decode(
-        self, rules: EncodingRules, examples: Sequence[Example], items: Items, logits: Floats
-    ) -> list[Prediction]:
+    def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the tag of every word, from its first token; a word without tokens gets "O", or the frequent tag."""
         assert items.alignment is not None
         names, offsets = rules.task.labels, items.sequences.offsets
@@ -192,7 +186,7 @@ class TagOutputs(Outputs):
 class TagScoring(Scoring):
     """Tags are right or wrong, or the entities that they mark."""
 
-    def count_labels(self, task: Task, examples: Sequence[Example]) -> Mapping[str, float]:
+    def count_labels(self, task: Task, examples: Examples) -> Mapping[str, float]:
         return dict(Counter(tag for example in examples for tag in example.tags).most_common())
 
     def format_gold(self, task: Task, example: Example) -> Any:
@@ -208,7 +202,7 @@ TAGGING = TaskType(
 """One of several tags for every word."""
 
 
-def read_tag_ids(task: Task, examples: Sequence[Example]) -> Ints:
+def read_tag_ids(task: Task, examples: Examples) -> Ints:
     """Return the tags of all words as ids."""
     tag_ids = {tag: number for number, tag in enumerate(task.labels)}
     labels: list[int] = []

@@ -7,7 +7,6 @@ target  acceptable </s>                                the target counts for the
 text and the text to generate.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,21 +19,21 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encoding import (
-    Counts,
     EncodingRules,
     Items,
     PooledSequences,
     TokenPool,
     build_items,
     compute_room,
+    count_truncated,
     missing_value_error,
 )
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Examples
 from pretune.tasks.table import TableRow
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
-from pretune.tasks.types.base import Inputs, Prompt, Scoring, SecondText, TaskType
+from pretune.tasks.types.base import AnswerPrompt, Inputs, Scoring, SecondText, TaskType
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 
@@ -42,8 +41,9 @@ from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 class TextInputs(Inputs):
     """A text, and the text to generate from it."""
 
-    default_length: int = 512
     second_text: SecondText = "none"
+
+    default_length = 512
 
     def build_head(self, task: Task) -> TaskHead:
         return Generation()
@@ -66,8 +66,7 @@ GENERATION = TaskType(
     inputs=TextInputs(),
     scoring=TextScoring(
         gold="text",
-        evaluator="generation",
-        prompt=Prompt(text="Text: {text}\nAnswer: {answer}", max_answer_tokens=64),
+        evaluator=AnswerPrompt(text="Text: {text}\nAnswer: {answer}", max_answer_tokens=64),
         baselines={"majority": "lead_words"},
     ),
 )
@@ -88,7 +87,7 @@ def has_template(task: Task) -> bool:
     return task.template is not None or task.kind == GENERATION.name
 
 
-def encode_text_to_text(rules: EncodingRules, examples: Sequence[Example], *, training: bool) -> Items:
+def encode_text_to_text(rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
     """Encode a source and a target per example, or for a decoder both in one sequence.
 
     Without `training` there are no targets: the decoder side of an encoder-decoder is its start token, and a decoder's
@@ -105,9 +104,7 @@ def encode_text_to_text(rules: EncodingRules, examples: Sequence[Example], *, tr
     )
     build = _encode_two_sides if rules.spec.is_encoder_decoder else _encode_one_side
     sequences, lost = build(rules, pool, count, training)
-    empty = int((pool.lengths[:count] == 0).sum())
-    counts = Counts(examples=count, cut=int((lost > 0).sum()), lost=int(lost.sum()), empty=empty)
-    return build_items(sequences, counts=counts)
+    return build_items(sequences, count_truncated(lost, pool.lengths[:count]))
 
 
 def spell_targets(rules: EncodingRules) -> tuple[str, ...]:
