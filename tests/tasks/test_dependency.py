@@ -21,7 +21,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.evaluation.baselines.tagging import AdjacentHead, BiLSTMParser
 from pretune.metrics.entities import attachment
 from pretune.nn.lstm import BiLSTM
-from pretune.tasks.benchmarks.universal_dependencies import ConlluReader, DependencyReader, is_tree
+from pretune.tasks.benchmarks.conll import ConlluReader, DependencyReader, is_tree
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import predict

@@ -9,7 +9,7 @@ import pytest
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics import METRICS
 from pretune.tasks import TASKS
-from pretune.tasks.benchmarks.universal_dependencies import is_tree
+from pretune.tasks.benchmarks.conll import is_tree
 from pretune.tasks.example import Example
 from tests.selection import keep_quick
 

@@ -129,8 +129,7 @@ def _check_columns(values: Iterable[tuple[str, Any]], columns: list[str]) -> Ite
 
 
 def _read_sentences(path: Path, universal: bool) -> Iterator[tuple[str, Any]]:
-    from pretune.tasks.benchmarks.conll import ConllReader
-    from pretune.tasks.benchmarks.universal_dependencies import ConlluReader
+    from pretune.tasks.benchmarks.conll import ConllReader, ConlluReader
 
     form: Any = ConlluReader if universal else ConllReader
     for number, example in enumerate(form(tag=3 if universal else -1, labels=())(path)):

@@ -7,8 +7,8 @@ from functools import partial
 from pretune.core.errors import DataError
 from pretune.tasks.benchmarks.readers import Csv, RowReader, list_files, read_label_index
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, TableRow
-from pretune.tasks.task import SplitFile, Task, Template
+from pretune.tasks.table import TableRow
+from pretune.tasks.task import Task, Template
 
 _LETTERS = ("A", "B", "C", "D", "E")
 _choice_task = partial(Task, kind="choice", metrics=("choice_accuracy",))
@@ -28,7 +28,7 @@ def _parse_copa(row: TableRow) -> Example:
     )
 
 
-_copa = RowReader(table=Jsonl(), make=_parse_copa)
+_copa = RowReader(make=_parse_copa)
 COPA = _choice_task(
     name="copa",
     folders=("copa", "COPA"),
@@ -49,7 +49,7 @@ def _parse_swag(row: TableRow) -> Example:
     )
 
 
-_swag = RowReader(table=Csv(), make=_parse_swag)
+_swag = RowReader(make=_parse_swag)
 SWAG = _choice_task(
     name="swag",
     folders=("swag", "SWAG"),
@@ -68,7 +68,7 @@ def _parse_hellaswag(row: TableRow) -> Example:
     )
 
 
-_hellaswag = RowReader(table=Jsonl(), make=_parse_hellaswag)
+_hellaswag = RowReader(make=_parse_hellaswag)
 HELLASWAG = _choice_task(
     name="hellaswag",
     splits=list_files(
@@ -95,19 +95,15 @@ def _parse_winogrande_answers(row: TableRow) -> Example:
     return Example(text=text, choices=(answers[label], answers[1 - label]), label=label)
 
 
-_winogrande = RowReader(table=Jsonl(), make=_parse_winogrande)
-_winogrande_csv = RowReader(table=Csv(), make=_parse_winogrande_answers)
 WINOGRANDE = _choice_task(
     name="winogrande",
     folders=("winogrande", "winogrande_1.1"),
-    splits={
-        "train": (
-            SplitFile("train_xl.jsonl", _winogrande),
-            SplitFile("train_subset.csv", _winogrande_csv, rows=10000, is_partial=True),
-        ),
-        "dev": (SplitFile("dev.jsonl", _winogrande),),
-        "test": (SplitFile("test_subset.csv", _winogrande_csv, rows=7538, is_partial=True),),
-    },
+    splits=list_files(
+        {"*.jsonl": RowReader(make=_parse_winogrande), "*.csv": RowReader(make=_parse_winogrande_answers)},
+        train="train_xl.jsonl | train_subset.csv 10000 part",
+        dev="dev.jsonl",
+        test="test_subset.csv 7538 part",
+    ),
 )
 """WinoGrande: which of two nouns fills the blank of a sentence? (Sakaguchi et al., 2020)"""
 
@@ -134,7 +130,6 @@ def _parse_arc_csv(row: TableRow) -> Example | None:
     return Example(text=row.get_text("question"), choices=tuple(choices), label=label)
 
 
-_arc_jsonl = RowReader(table=Jsonl(), make=_parse_arc_jsonl)
 _arc_csv = RowReader(table=Csv(columns=("question", *_LETTERS[:4], "key")), make=_parse_arc_csv)
 
 
@@ -144,17 +139,12 @@ def _build_arc(part: str, train: int, dev: int) -> Task:
     return _choice_task(
         name=csv,
         folders=("arc", "ARC-V1-Feb2018-2"),
-        splits={
-            "train": (
-                SplitFile(f"{stem}-Train.jsonl", _arc_jsonl),
-                SplitFile(f"{csv}_train.csv", _arc_csv, rows=train, is_partial=True),
-            ),
-            "dev": (
-                SplitFile(f"{stem}-Dev.jsonl", _arc_jsonl),
-                SplitFile(f"{csv}_dev.csv", _arc_csv, rows=dev, is_partial=True),
-            ),
-            "test": (SplitFile(f"{stem}-Test.jsonl", _arc_jsonl),),
-        },
+        splits=list_files(
+            {"*.jsonl": RowReader(make=_parse_arc_jsonl), "*.csv": _arc_csv},
+            train=f"{stem}-Train.jsonl | {csv}_train.csv {train} part",
+            dev=f"{stem}-Dev.jsonl | {csv}_dev.csv {dev} part",
+            test=f"{stem}-Test.jsonl",
+        ),
     )
 
 
@@ -183,7 +173,7 @@ def _parse_commonsense(row: TableRow) -> Example:
     )
 
 
-_commonsense = RowReader(table=Jsonl(), make=_parse_commonsense)
+_commonsense = RowReader(make=_parse_commonsense)
 COMMONSENSEQA = _choice_task(
     name="commonsenseqa",
     splits=list_files(_commonsense, train="train_rand_split.jsonl", dev="dev_rand_split.jsonl | dev.jsonl 1221"),

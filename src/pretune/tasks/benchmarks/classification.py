@@ -1,6 +1,12 @@
-"""Text classification: IMDb (and its counterfactual part), AG News, SST-5, MR, MPQA, TREC and Emotion."""
+"""Classification of texts and of pairs of texts, and SICK's scores.
+
+Texts: IMDb (and its counterfactual part), AG News, SST-5, MR, MPQA, TREC and Emotion. Pairs are natural language
+inference: SNLI, ANLI, SciTail (premise, hypothesis, label), and SICK, with relatedness scores.
+"""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pretune.core.config import spec
@@ -10,13 +16,14 @@ from pretune.tasks.benchmarks.readers import (
     Fields,
     LabelledLines,
     RowReader,
+    Splits,
     Tsv,
     build_task,
     list_files,
     read_label_index,
 )
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, TableRow, read_text
+from pretune.tasks.table import TableRow, read_text
 from pretune.tasks.task import SplitFile
 
 _POLARITY = ("negative", "positive")
@@ -74,15 +81,14 @@ def _parse_article(row: TableRow) -> Example:
     )
 
 
-_ag_csv = RowReader(table=Csv(columns=("class", "title", "description")), make=_parse_article)
-_ag = RowReader(table=Tsv(columns=("text", "label")), make=Fields(text="text", label="label", labels=_TOPICS))
+_ag = {
+    "*.csv": RowReader(table=Csv(columns=("class", "title", "description")), make=_parse_article),
+    "*.tsv": RowReader(table=Tsv(columns=("text", "label")), make=Fields(text="text", label="label", labels=_TOPICS)),
+}
 AGNEWS = build_task(
     "agnews",
     "agnews sentence: {text}",
-    {
-        "train": (SplitFile("train.csv", _ag_csv), SplitFile("train_subset.tsv", _ag, rows=9994, is_partial=True)),
-        "test": (SplitFile("test.csv", _ag_csv), SplitFile("test.tsv", _ag, rows=7600)),
-    },
+    list_files(_ag, train="train.csv | train_subset.tsv 9994 part", test="test.csv | test.tsv 7600"),
     labels=_TOPICS,
     folders=("agnews", "ag_news_csv"),
     kind="classification",
@@ -152,7 +158,7 @@ TREC = build_task(
 """TREC: the type of a question, one of six coarse classes (Li and Roth, 2002)"""
 
 _EMOTIONS = ("sadness", "joy", "love", "anger", "fear", "surprise")
-_emotion = RowReader(table=Jsonl(), make=Fields(text="text", label="label", labels=_EMOTIONS))
+_emotion = RowReader(make=Fields(text="text", label="label", labels=_EMOTIONS))
 EMOTION = build_task(
     "emotion",
     "emotion sentence: {text}",
@@ -162,3 +168,100 @@ EMOTION = build_task(
     kind="classification",
 )
 """Emotion: the emotion of a tweet, one of six (Saravia et al., 2018)"""
+
+_NLI_LABELS = ("entailment", "neutral", "contradiction")
+_SCITAIL_LABELS = ("entailment", "not_entailment")
+
+
+_nli_fields = Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS)
+_snli_fields = replace(_nli_fields, text="sentence1", pair="sentence2", label="gold_label")
+
+
+def _parse_snli(row: TableRow) -> Example | None:
+    """Parse a row of SNLI's own files; None for the label "-", where the annotators did not agree."""
+    return None if row.get("gold_label") == "-" else replace(_snli_fields, id="pairID")(row)
+
+
+_snli = {
+    "snli_1.0_*.jsonl": RowReader(make=_parse_snli),
+    "*.jsonl": RowReader(make=_nli_fields),
+    "*_tokenized.tsv": RowReader(table=Tsv(columns=("label", "premise", "hypothesis")), make=_nli_fields),
+    "*.tsv": RowReader(make=_snli_fields),
+}
+SNLI = build_task(
+    "snli",
+    "snli hypothesis: {pair} premise: {text}",
+    list_files(
+        _snli,
+        train="snli_1.0_train.jsonl | train_subset.jsonl 19999 part",
+        dev="snli_1.0_dev.jsonl | dev.jsonl 9842",
+        test="snli_1.0_test.jsonl | test_sample_400.tsv 400 part",
+        test_tokenized="test_sample_1000_tokenized.tsv 1000 part",
+    ),
+    labels=_NLI_LABELS,
+    folders=("snli", "snli_1.0"),
+)
+"""SNLI: does a caption follow from, or contradict, another? (Bowman et al., 2015)"""
+
+_anli = RowReader(make=replace(_nli_fields, group="tag"))
+ANLI = build_task(
+    "anli",
+    "anli hypothesis: {pair} premise: {text}",
+    list_files(_anli, test="test.jsonl 3200"),
+    labels=_NLI_LABELS,
+)
+"""ANLI: adversarial inference, written by people in three rounds (Nie et al., 2020)"""
+
+_scitail = RowReader(make=replace(_nli_fields, labels=_SCITAIL_LABELS))
+SCITAIL = build_task(
+    "scitail",
+    "scitail hypothesis: {pair} premise: {text}",
+    list_files(_scitail, test="test.jsonl 2126"),
+    labels=_SCITAIL_LABELS,
+)
+"""SciTail: does a science question's answer follow from a sentence? (Khot et al., 2018)"""
+
+
+def _parse_part(make: Fields, part: str, row: TableRow) -> Example | None:
+    """Parse a row of SICK's single file; None for the rows of the other splits."""
+    return make(row) if row.get_text("SemEval_set").strip() == part else None
+
+
+def _list_sick_files(make: Fields, make_of_single_file: Fields) -> Splits:
+    """Return the three splits: in one file (9,840 pairs), or in the files of SemEval (9,927)."""
+    separate_files = RowReader(table=Tsv(), make=make)
+    return {
+        split: (
+            SplitFile("SICK.txt", RowReader(table=Tsv(), make=partial(_parse_part, make_of_single_file, part))),
+            SplitFile(f"SICK_{file}.txt", separate_files),
+        )
+        for split, part, file in (
+            ("train", "TRAIN", "train"),
+            ("dev", "TRIAL", "trial"),
+            ("test", "TEST", "test_annotated"),
+        )
+    }
+
+
+_sick = Fields(text="sentence_A", pair="sentence_B", label="relatedness_score", scale=(1.0, 5.0), id="pair_ID")
+SICK = build_task(
+    "sick",
+    "sick sentence1: {text} sentence2: {pair}",
+    _list_sick_files(_sick, _sick),
+    metrics=("pearson", "spearman", "mean_squared_error"),
+    scale=(1.0, 5.0),
+    folders=("sick", "SICK"),
+)
+"""SICK-R: how related are two sentences, from 1 to 5? (Marelli et al., 2014)"""
+
+_sick_entailment = replace(
+    _sick, label="entailment_judgment", labels=tuple(label.upper() for label in _NLI_LABELS), scale=None
+)
+SICK_ENTAILMENT = build_task(
+    "sick_entailment",
+    "sick hypothesis: {pair} premise: {text}",
+    _list_sick_files(_sick_entailment, replace(_sick_entailment, label="entailment_label")),
+    labels=_NLI_LABELS,
+    folders=("sick", "SICK"),
+)
+"""SICK-E: does the second sentence follow from the first? (Marelli et al., 2014)"""

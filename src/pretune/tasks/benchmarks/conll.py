@@ -1,4 +1,4 @@
-"""CoNLL columns, one word per line: the named entities of CoNLL-2003, the semantic roles of CoNLL-2005 and 2012.
+"""Columns, one word per line: entities of CoNLL-2003, roles of CoNLL-2005 and 2012, and Universal Dependencies.
 
 Entities (Tjong Kim Sang, 2003) are published in IOB1, where an entity begins with I- unless it touches one of the same
 type. The reader converts to IOB2, where every entity begins with B-: the entities, and so their F1, are the same.
@@ -16,10 +16,18 @@ predicate itself (V) is part of the input, so it has no tag.
     The  -       (A0*          O, B-A0 …
     cat  -       *)
     sat  sit     (V*)
+
+Universal Dependencies (Nivre et al., 2020) are CoNLL-U, with parts of speech and dependency trees. A sentence is a
+block of lines of ten columns, after comments such as `# text = …`. Multiword tokens (`1-2`) and empty nodes (`8.1`) are
+no words: the words are the lines with a whole number, and heads refer to these.
+
+    1   She    she    PRON   …   2   nsubj   …
+    2   read   read   VERB   …   0   root    …
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pretune.core.config import spec
@@ -65,8 +73,7 @@ class ConllReader:
             words = tuple(self._get_cell(cells, self.word, name, line) for line, cells in block)
             tags = tuple(normalize_tags([self._get_cell(cells, self.tag, name, line) for line, cells in block]))
             for (line, _), tag in zip(block, tags, strict=True):
-                if self.labels and tag not in self.labels:
-                    raise DataError(f"{name}:{line}: tag must be one of {join_names(self.labels)}, got {tag[:40]!r}")
+                _check_label(tag, self.labels, f"{name}:{line}")
             group = None if document < 0 else str(document)
             yield Example(text=" ".join(words), words=words, tags=tags, id=str(start), group=group)
 
@@ -74,6 +81,11 @@ class ConllReader:
         if not -len(cells) <= index < len(cells) or len(cells) < 2:
             raise DataError(f"{name}:{line}: no column {index}, the line has {len(cells)}; expected a word and its tag")
         return cells[index]
+
+
+def _check_label(label: str, labels: Sequence[str], location: str, noun: str = "tag") -> None:
+    if labels and label not in labels:
+        raise DataError(f"{location}: {noun} must be one of {join_names(labels)}, got {label[:40]!r}")
 
 
 def read_sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]]]]:
@@ -161,10 +173,7 @@ class RoleReader:
             for number, (column, verb) in enumerate(zip(arguments, verbs, strict=True), start=1):
                 tags = parse_brackets(column, f"{name}:{start}")
                 for tag in tags:
-                    if self.labels and tag not in self.labels:
-                        raise DataError(
-                            f"{name}:{start}: tag must be one of {join_names(self.labels)}, got {tag[:40]!r}"
-                        )
+                    _check_label(tag, self.labels, f"{name}:{start}")
                 yield Example(
                     text=" ".join(words),
                     words=words,
@@ -234,3 +243,150 @@ CONLL2012 = Task(
     group_field="group",
 )
 """CoNLL-2012: arguments of the predicates of OntoNotes 5 (Pradhan et al., 2012)"""
+
+
+COLUMNS = 10
+"""Columns of a CoNLL-U line: id, form, lemma, UPOS, XPOS, features, head, relation, enhanced relations, other."""
+FORM, HEAD, RELATION = 1, 6, 7
+
+_UPOS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
+UPOS = tuple(_UPOS.split())
+"""The seventeen universal parts of speech."""
+
+_EWT = """
+    acl acl:relcl advcl advcl:relcl advmod amod appos aux aux:pass case cc cc:preconj ccomp compound compound:prt
+    conj cop csubj csubj:outer csubj:pass dep det det:predet discourse dislocated expl fixed flat goeswith iobj list
+    mark nmod nmod:desc nmod:poss nmod:unmarked nsubj nsubj:outer nsubj:pass nummod obj obl obl:agent obl:unmarked
+    orphan parataxis punct reparandum root vocative xcomp
+"""
+EWT_RELATIONS = tuple(_EWT.split())
+"""Relations of the English Web Treebank, with their subtypes."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConlluSentence:
+    """A sentence of a CoNLL-U file: its comments, and the cells of its words."""
+
+    location: str  # file and line
+    line: int
+    comments: Mapping[str, str]
+    words: tuple[tuple[int, tuple[str, ...]], ...]  # (line, cells)
+
+    def get_column(self, column: int) -> tuple[str, ...]:
+        """Return one cell of every word."""
+        return tuple(cells[column] for _, cells in self.words)
+
+    def build_example(self, tags: Sequence[str], heads: Sequence[int] = ()) -> Example:
+        """Return the example of the sentence with these tags."""
+        words = self.get_column(FORM)
+        return Example(
+            text=self.comments.get("text", " ".join(words)),
+            words=words,
+            tags=tuple(tags),
+            heads=tuple(heads),
+            id=self.comments.get("sent_id", str(self.line)),
+        )
+
+
+def read_conllu(path: Path) -> Iterator[ConlluSentence]:
+    """Yield the sentences of a CoNLL-U file that have words; raise DataError for a line without ten columns."""
+    name = os.fspath(path)
+    for start, block in read_sentences(path):
+        comments: dict[str, str] = {}
+        words: list[tuple[int, tuple[str, ...]]] = []
+        for line, cells in block:
+            if cells[0].startswith("#"):
+                key, _, value = " ".join(cells).lstrip("# ").partition(" = ")
+                comments[key] = value
+                continue
+            if len(cells) != COLUMNS:
+                raise DataError(f"{name}:{line}: a CoNLL-U line must have 10 columns, got {len(cells)}")
+            if cells[0].isdecimal():
+                words.append((line, tuple(cells)))
+                if int(cells[0]) != len(words):
+                    raise DataError(f"{name}:{line}: word {cells[0][:20]} must have the number {len(words)}")
+        if words:
+            yield ConlluSentence(f"{name}:{start}", start, comments, tuple(words))
+
+
+@spec
+class ConlluReader:
+    """A reader of words and one column of tags: 3 for UPOS, 4 for XPOS."""
+
+    tag: int = 3
+    labels: tuple[str, ...] = UPOS
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        for sentence in read_conllu(path):
+            for line, cells in sentence.words:
+                _check_label(cells[self.tag], self.labels, f"{path}:{line}")
+            yield sentence.build_example(sentence.get_column(self.tag))
+
+
+@spec
+class DependencyReader:
+    """A reader of words, heads and relations; every sentence must be a tree with one root."""
+
+    labels: tuple[str, ...] = ()  # allowed relations; empty: any
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        for sentence in read_conllu(path):
+            heads: list[int] = []
+            for line, cells in sentence.words:
+                _check_label(cells[RELATION], self.labels, f"{path}:{line}", "relation")
+                if not cells[HEAD].isdecimal() or int(cells[HEAD]) > len(sentence.words):
+                    raise DataError(
+                        f"{os.fspath(path)}:{line}: head must be a number from 0 to {len(sentence.words)}, "
+                        f"got {cells[HEAD][:20]!r}"
+                    )
+                heads.append(int(cells[HEAD]))
+            if not is_tree(heads):
+                raise DataError(
+                    f"{sentence.location}: the heads must be a tree with one root, got {str(heads)[:80]}; fix the "
+                    "sentence, or remove it"
+                )
+            yield sentence.build_example(sentence.get_column(RELATION), heads)
+
+
+def is_tree(heads: Sequence[int]) -> bool:
+    """Return True if heads (from 1; 0 is the root) are a tree with one word below the root.
+
+    >>> is_tree([2, 0, 2]), is_tree([2, 1, 0]), is_tree([0, 0]), is_tree([0, 3])
+    (True, False, False, False)
+    """
+    if list(heads).count(0) != 1 or not all(0 <= head <= len(heads) for head in heads):
+        return False
+    for word in range(1, len(heads) + 1):
+        steps = 0
+        while word and steps <= len(heads):
+            word, steps = heads[word - 1], steps + 1
+        if word:
+            return False
+    return True
+
+
+_FILES = {
+    "train": "en_ewt-ud-train.conllu 12544",
+    "dev": "en_ewt-ud-dev.conllu 2001",
+    "test": "en_ewt-ud-test.conllu 2077",
+}
+_upos = ConlluReader()
+UD_EWT = Task(
+    name="ud_ewt",
+    kind="tagging",
+    metrics=("tag_accuracy",),
+    labels=UPOS,
+    splits=list_files(_upos, **_FILES),
+)
+"""UD English EWT: universal parts of speech of web text (Silveira et al., 2014)"""
+
+_trees = DependencyReader(labels=EWT_RELATIONS)
+UD_EWT_DEP = Task(
+    name="ud_ewt_dep",
+    kind="dependency",
+    metrics=("attachment",),
+    folders=("ud_ewt",),
+    labels=EWT_RELATIONS,
+    splits=list_files(_trees, **_FILES),
+)
+"""UD English EWT: dependency trees of web text (Silveira et al., 2014)"""

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, list_files, read_score
+from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files, read_score
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, TableRow, read_lines
-from pretune.tasks.task import SplitFile, Task, Template
+from pretune.tasks.table import TableRow, read_lines
+from pretune.tasks.task import Task
 
 SCALE = (0.0, 5.0)
 """From unrelated to equivalent."""
@@ -32,18 +32,16 @@ def read_sts(path: Path) -> Iterator[Example]:
 
 def build_sts_task(name: str, files: str, rows: int) -> Task:
     """Return the task of a year's test sets, or of all years."""
-    splits = {"test": (SplitFile(f"{files}.test.tsv", read_sts, rows=rows),)}
+    parts = {"test": f"{files}.test.tsv {rows}"}
     if files in ("2012.*", "*"):
-        train = SplitFile("2012.*.train.tsv", read_sts, rows=2234)
-        splits = {"train": (train,), **splits}
-    return Task(
-        name=name,
-        kind="regression",
+        parts = {"train": "2012.*.train.tsv 2234", **parts}
+    return build_task(
+        name,
+        "stsb sentence1: {text} sentence2: {pair}",
+        list_files(read_sts, **parts),
         metrics=("spearman", "pearson"),
         scale=SCALE,
         folders=("sts12-16",),
-        splits=splits,
-        template=Template(source="stsb sentence1: {text} sentence2: {pair}", target="{score}"),
     )
 
 
@@ -105,10 +103,11 @@ CRANFIELD = Task(
     name="cranfield",
     kind="retrieval",
     metrics=("ndcg", "recall", "mrr"),
-    splits={
-        "test": (SplitFile("cran.qry", read_queries, rows=225),),
-        "documents": (SplitFile("cran.all.1400", read_documents, rows=1400),),
-    },
+    splits=list_files(
+        {"cran.qry": read_queries, "cran.all.*": read_documents},
+        test="cran.qry 225",
+        documents="cran.all.1400 1400",
+    ),
 )
 """Cranfield: which of 1,400 abstracts answer a query? (Cleverdon, 1967)"""
 
@@ -130,8 +129,7 @@ MULTI30K_LINES = Task(
 
 
 _blimp = RowReader(
-    table=Jsonl(),
-    make=Fields(text="sentence_good", pair="sentence_bad", group="UID", id="pairID", facts=("linguistics_term",)),
+    make=Fields(text="sentence_good", pair="sentence_bad", group="UID", id="pairID", facts=("linguistics_term",))
 )
 BLIMP = Task(
     name="blimp",
@@ -161,10 +159,11 @@ LAMBADA = Task(
     name="lambada",
     kind="cloze",
     metrics=("accuracy",),
-    splits={
-        **list_files(_read_plain_text, dev="lambada_development_plain_text.txt 4869"),
-        **list_files(RowReader(table=Jsonl(), make=_parse_lambada), test="lambada_test.jsonl 5153"),
-        **list_files(_read_plain_text, test_tokenized="lambada_test_plain_text.txt 5153"),
-    },
+    splits=list_files(
+        {"*.jsonl": RowReader(make=_parse_lambada), "*.txt": _read_plain_text},
+        dev="lambada_development_plain_text.txt 4869",
+        test="lambada_test.jsonl 5153",
+        test_tokenized="lambada_test_plain_text.txt 5153",
+    ),
 )
 """LAMBADA: the last word of a passage, which needs more context than the last sentence (Paperno et al., 2016)"""

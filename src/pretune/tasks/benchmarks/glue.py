@@ -7,8 +7,6 @@ not public; a labeled test set from the task's original source is used if there 
 from dataclasses import replace
 
 from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files
-from pretune.tasks.table import Jsonl
-from pretune.tasks.task import SplitFile, Task, Template
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI_LABELS = ("entailment", "neutral", "contradiction")
@@ -28,7 +26,7 @@ COLA = build_task(
 )
 """CoLA: is a sentence acceptable English? (Warstadt et al., 2019)"""
 
-_sst2 = RowReader(table=Tsv(), make=Fields(text="sentence", label="label", labels=("0", "1")))
+_sst2 = RowReader(make=Fields(text="sentence", label="label", labels=("0", "1")))
 SST2 = build_task(
     "sst2",
     "sst2 sentence: {text}",
@@ -52,25 +50,23 @@ MRPC = build_task(
 
 _stsb_columns = ("genre", "filename", "year", "old_index", "score", "sentence1", "sentence2")
 _stsb_fields = Fields(text="sentence1", pair="sentence2", label="score", scale=(0.0, 5.0), group="genre")
-_stsb = RowReader(table=Tsv(), make=_stsb_fields)
 _stsb_test = RowReader(table=Tsv(columns=_stsb_columns, allow_extra_columns=True), make=_stsb_fields)
-STSB = Task(
-    name="stsb",
-    kind="regression",
+STSB = build_task(
+    "stsb",
+    "stsb sentence1: {text} sentence2: {pair}",
+    list_files(
+        {"sts-test.tsv": _stsb_test, "*": RowReader(make=_stsb_fields)},
+        train="train.tsv 5749",
+        dev="dev.tsv 1500",
+        test="sts-test.tsv 1379",
+    ),
     metrics=("pearson_spearman",),
     scale=(0.0, 5.0),
     folders=("stsb", "STS-B"),
-    splits={
-        **list_files(_stsb, train="train.tsv 5749", dev="dev.tsv 1500"),
-        **list_files(_stsb_test, test="sts-test.tsv 1379"),
-    },
-    template=Template(source="stsb sentence1: {text} sentence2: {pair}", target="{score}"),
 )
 """STS-B: how similar are two sentences, from 0 to 5? (Cer et al., 2017)"""
 
-_qqp = RowReader(
-    table=Tsv(), make=Fields(text="question1", pair="question2", label="is_duplicate", labels=("0", "1"), id="id")
-)
+_qqp = RowReader(make=Fields(text="question1", pair="question2", label="is_duplicate", labels=("0", "1"), id="id"))
 QQP = build_task(
     "qqp",
     "qqp question1: {text} question2: {pair}",
@@ -82,33 +78,28 @@ QQP = build_task(
 """QQP: are two questions of Quora duplicates?"""
 
 _mnli_fields = Fields(text="premise", pair="hypothesis", label="label", labels=_NLI_LABELS)
-_mnli_tsv = RowReader(
-    table=Tsv(), make=Fields(text="sentence1", pair="sentence2", label="gold_label", labels=_NLI_LABELS, group="genre")
-)
-_mnli = RowReader(table=Jsonl(), make=_mnli_fields)
-_mnli_sample = RowReader(table=Tsv(columns=("label", "premise", "hypothesis")), make=_mnli_fields)
+_mnli = {
+    "*.jsonl": RowReader(make=_mnli_fields),
+    "*_sample.tsv": RowReader(table=Tsv(columns=("label", "premise", "hypothesis")), make=_mnli_fields),
+    "*.tsv": RowReader(
+        make=replace(_mnli_fields, text="sentence1", pair="sentence2", label="gold_label", group="genre")
+    ),
+}
 MNLI = build_task(
     "mnli",
     "mnli hypothesis: {pair} premise: {text}",
-    {
-        "train": (
-            SplitFile("train.tsv", _mnli_tsv),
-            SplitFile("train_subset.jsonl", _mnli, rows=9888, is_partial=True),
-        ),
-        "dev": (SplitFile("dev_matched.tsv", _mnli_tsv), SplitFile("dev_matched.jsonl", _mnli, rows=9815)),
-        "dev_mismatched": (
-            SplitFile("dev_mismatched.tsv", _mnli_tsv),
-            SplitFile("dev_mismatched_sample.tsv", _mnli_sample, rows=1000, is_partial=True),
-        ),
-    },
+    list_files(
+        _mnli,
+        train="train.tsv | train_subset.jsonl 9888 part",
+        dev="dev_matched.tsv | dev_matched.jsonl 9815",
+        dev_mismatched="dev_mismatched.tsv | dev_mismatched_sample.tsv 1000 part",
+    ),
     labels=_NLI_LABELS,
     folders=("mnli", "MNLI"),
 )
 """MNLI: does a sentence follow from a premise, or contradict it? (Williams et al., 2018)"""
 
-_qnli = RowReader(
-    table=Tsv(), make=Fields(text="question", pair="sentence", label="label", labels=_ENTAILMENT, id="index")
-)
+_qnli = RowReader(make=Fields(text="question", pair="sentence", label="label", labels=_ENTAILMENT, id="index"))
 QNLI = build_task(
     "qnli",
     "qnli question: {text} sentence: {pair}",
@@ -122,13 +113,13 @@ _rte_fields = Fields(text="sentence1", pair="sentence2", label="label", labels=_
 RTE = build_task(
     "rte",
     "rte sentence1: {text} sentence2: {pair}",
-    list_files(RowReader(table=Tsv(), make=_rte_fields), train="train.tsv 2490", dev="dev.tsv 277"),
+    list_files(RowReader(make=_rte_fields), train="train.tsv 2490", dev="dev.tsv 277"),
     labels=_ENTAILMENT,
     folders=("rte", "RTE"),
 )
 """RTE: does a sentence follow from a text? (the challenges of 2006 to 2011)"""
 
-_wnli = RowReader(table=Tsv(), make=replace(_rte_fields, labels=("0", "1")))
+_wnli = RowReader(make=replace(_rte_fields, labels=("0", "1")))
 WNLI = build_task(
     "wnli",
     "wnli sentence1: {text} sentence2: {pair}",

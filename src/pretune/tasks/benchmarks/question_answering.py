@@ -16,7 +16,7 @@ from pretune.core.errors import DataError
 from pretune.core.io.files import parse_json
 from pretune.tasks.benchmarks.readers import RowReader, build_task, list_files
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, TableRow, data_error, read_text
+from pretune.tasks.table import TableRow, data_error, read_text
 from pretune.tasks.task import Task, Template
 
 
@@ -120,7 +120,7 @@ def _make_nq_question(row: TableRow) -> Example:
     return Example(text=row.get_text("question"), target=answers[0], answers=tuple(answers), id=number)
 
 
-_nq = RowReader(table=Jsonl(), make=_make_nq_question)
+_nq = RowReader(make=_make_nq_question)
 NQ_OPEN = build_task(
     "nq_open",
     "nq question: {text}",
@@ -196,7 +196,7 @@ def _make_eli5_question(row: TableRow) -> Example | None:
     return Example(text=question, target=texts[0], answers=tuple(texts), id=name)
 
 
-_eli5 = RowReader(table=Jsonl(), make=_make_eli5_question)
+_eli5 = RowReader(make=_make_eli5_question)
 ELI5 = build_task(
     "eli5",
     "explain: {text}",

@@ -1,13 +1,14 @@
 """Readers of published files: rows of TSV, CSV, JSONL and labelled lines, and their conversion to examples; tasks.
 
-    RowReader(table=Tsv(), make=Fields(text="sentence", label="label", labels=("0", "1")))
+    RowReader(make=Fields(text="sentence", label="label", labels=("0", "1")))
 
-reads a TSV file with a header. An invalid row raises an error with its file and line.
+reads a TSV or CSV file with a header, or JSONL. An invalid row raises an error with its file and line.
 """
 
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Literal
 
@@ -94,15 +95,23 @@ class Fields:
         )
 
 
+Table = Tsv | Jsonl | LabelledLines
+_TABLES: Mapping[str, Table] = {".jsonl": Jsonl(), ".tsv": Tsv(), ".csv": Csv()}
+
+
 @spec
 class RowReader:
-    """A reader: a table, and a function from a row to an example (None: the row is skipped)."""
+    """A reader: a function from a row to an example (None: the row is skipped), and a table.
 
-    table: Tsv | Jsonl | LabelledLines
+    The default table is that of the file's extension.
+    """
+
     make: Callable[[TableRow], Example | None]
+    table: Table | None = None
 
     def __call__(self, path: Path) -> Iterator[Example]:
-        for row in self.table.read_rows(path):
+        table = self.table or next(_TABLES[suffix] for suffix in reversed(path.suffixes) if suffix in _TABLES)
+        for row in table.read_rows(path):
             example = self.make(row)
             if example is not None:
                 yield example
@@ -111,8 +120,10 @@ class RowReader:
 Splits = Mapping[str, tuple[SplitFile, ...]]
 
 
-def list_files(reader: Reader, **splits: str) -> Splits:
+def list_files(reader: Reader | Mapping[str, Reader], **splits: str) -> Splits:
     """Return the files of each split, best first, from their path, number of rows, and "part" for a part of it.
+
+    Files of several formats have a reader by pattern: the first that fits the path.
 
     >>> list_files(print, train="train.tsv | train_subset.tsv 9888 part")["train"][1]
     SplitFile(path='train_subset.tsv', reader=<built-in function print>, rows=9888, is_partial=True)
@@ -121,7 +132,9 @@ def list_files(reader: Reader, **splits: str) -> Splits:
     def parse(file: str) -> SplitFile:
         path, *facts = file.split()
         rows = int(facts[0]) if facts else None
-        return SplitFile(path, reader, rows=rows, is_partial="part" in facts[1:])
+        patterns = {"*": reader} if callable(reader) else reader
+        read = next(patterns[pattern] for pattern in patterns if fnmatch(path, pattern))
+        return SplitFile(path, read, rows=rows, is_partial="part" in facts[1:])
 
     return {split: tuple(map(parse, files.split("|"))) for split, files in splits.items()}
 
@@ -134,18 +147,21 @@ def build_task(
     labels: tuple[str, ...] = (),
     metrics: tuple[str, ...] = ("accuracy",),
     folders: tuple[str, ...] = (),
+    scale: tuple[float, float] | None = None,
     kind: Literal["classification", "pair"] = "pair",
     group_field: Literal["text", "pair", "group"] | None = None,
 ) -> Task:
-    """Return a task with a text-to-text template: from `source` to its labels, or to the target if it has none."""
+    """Return a task with a text-to-text template: from `source` to its labels, its score, or else to the target."""
+    target = "" if labels else "{score}" if scale else "{target}"
     return Task(
         name=name,
-        kind=kind if labels else "generation",
+        kind=kind if labels else "regression" if scale else "generation",
         metrics=metrics,
         labels=labels,
+        scale=scale,
         folders=folders,
         splits=splits,
-        template=Template(source=source, targets=labels, target="" if labels else "{target}"),
+        template=Template(source=source, targets=labels, target=target),
         group_field=group_field,
     )
 

@@ -12,7 +12,7 @@ from pretune.core.errors import DataError
 from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files, read_label_index
 from pretune.tasks.example import Example
 from pretune.tasks.table import Jsonl, TableRow, read_lines
-from pretune.tasks.task import SplitFile, Task, Template
+from pretune.tasks.task import Task, Template
 
 BOOLEAN_LABELS = ("False", "True")
 """SuperGLUE's labels for no and yes, in this order."""
@@ -21,9 +21,7 @@ _ENTAILMENT = ("entailment", "not_entailment")
 _CB_LABELS = ("entailment", "contradiction", "neutral")
 _RTE_SOURCE = "rte hypothesis: {pair} premise: {text}"
 
-_boolq = RowReader(
-    table=Jsonl(), make=Fields(text="question", pair="passage", label="label", labels=BOOLEAN_LABELS, id="idx")
-)
+_boolq = RowReader(make=Fields(text="question", pair="passage", label="label", labels=BOOLEAN_LABELS, id="idx"))
 BOOLQ = build_task(
     "boolq",
     "boolq question: {text} passage: {pair}",
@@ -34,7 +32,7 @@ BOOLQ = build_task(
 """BoolQ: yes/no questions about a passage (Clark et al., 2019)"""
 
 _rte_fields = Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx")
-_cb = RowReader(table=Jsonl(), make=replace(_rte_fields, labels=_CB_LABELS))
+_cb = RowReader(make=replace(_rte_fields, labels=_CB_LABELS))
 CB = build_task(
     "cb",
     "cb hypothesis: {pair} premise: {text}",
@@ -45,7 +43,7 @@ CB = build_task(
 )
 """CB: is the writer of a text committed to one of its clauses? (de Marneffe et al., 2019)"""
 
-_rte = RowReader(table=Jsonl(), make=_rte_fields)
+_rte = RowReader(make=_rte_fields)
 RTE = build_task(
     "superglue_rte",
     _RTE_SOURCE,
@@ -108,16 +106,15 @@ def _mark_word(row: TableRow, side: str, place: str) -> str:
     return " ".join(words)
 
 
-_wic = RowReader(table=Jsonl(), make=_parse_wic)
 WIC = build_task(
     "wic",
     "wic sentence1: {sentence1} sentence2: {sentence2} word: {word}",
-    {
-        "train": (SplitFile("train.jsonl", _wic), SplitFile("train/train.data.txt", read_wic)),
-        "dev": (SplitFile("val.jsonl", _wic), SplitFile("dev/dev.data.txt", read_wic)),
-        # SuperGLUE's test set has no labels.
-        "test": (SplitFile("test/test.data.txt", read_wic),),
-    },
+    list_files(
+        {"*.jsonl": RowReader(make=_parse_wic), "*.txt": read_wic},
+        train="train.jsonl | train/train.data.txt",
+        dev="val.jsonl | dev/dev.data.txt",
+        test="test/test.data.txt",  # SuperGLUE's test set has no labels
+    ),
     labels=BOOLEAN_LABELS,
     folders=("wic", "WiC", "WiC_dataset"),
 )
@@ -143,7 +140,7 @@ def _parse_wsc(row: TableRow) -> Example:
     )
 
 
-_wsc = RowReader(table=Jsonl(), make=_parse_wsc)
+_wsc = RowReader(make=_parse_wsc)
 WSC = build_task(
     "wsc",
     "wsc: {text} noun: {pair}",
@@ -153,8 +150,8 @@ WSC = build_task(
 )
 """WSC: does a pronoun refer to this noun? (Levesque et al., 2012)"""
 
-_axb = RowReader(table=Jsonl(), make=replace(_rte_fields, text="sentence1", pair="sentence2"))
-_axg = RowReader(table=Jsonl(), make=replace(_rte_fields, group="pair_id"))
+_axb = RowReader(make=replace(_rte_fields, text="sentence1", pair="sentence2"))
+_axg = RowReader(make=replace(_rte_fields, group="pair_id"))
 AXB = build_task(
     "superglue_axb",
     _RTE_SOURCE,

@@ -22,12 +22,12 @@ from pathlib import Path
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Csv, Fields, RowReader, build_task, list_files
+from pretune.tasks.benchmarks.readers import Fields, RowReader, build_task, list_files
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, read_lines, read_text
-from pretune.tasks.task import SplitFile, Task, Template
+from pretune.tasks.table import read_lines, read_text
+from pretune.tasks.task import Task
 
-_xsum = RowReader(table=Jsonl(), make=Fields(text="document", target="summary", id="id"))
+_xsum = RowReader(make=Fields(text="document", target="summary", id="id"))
 XSUM = build_task(
     "xsum",
     "summarize: {text}",
@@ -36,7 +36,7 @@ XSUM = build_task(
 )
 """XSum: a news article in one sentence (Narayan et al., 2018)"""
 
-_samsum = RowReader(table=Jsonl(), make=Fields(text="context", target="response"))
+_samsum = RowReader(make=Fields(text="context", target="response"))
 SAMSUM = build_task(
     "samsum",
     "summarize: {text}",
@@ -70,26 +70,15 @@ def read_stories(path: Path) -> Iterator[Example]:
         yield Example(text=article.strip(), target="\n".join(points), id=name)
 
 
-_cnndm_fields = Fields(text="article", target="highlights", id="id")
-
-
-def _build_cnndm_files(split_name: str, url_list: str) -> tuple[SplitFile, ...]:
-    """Return the formats of a split: JSONL or CSV, or the stories and their URL list."""
-    return (
-        SplitFile(f"{split_name}.jsonl", RowReader(table=Jsonl(), make=_cnndm_fields)),
-        SplitFile(f"{split_name}.csv", RowReader(table=Csv(), make=_cnndm_fields)),
-        SplitFile(f"all_{url_list}.txt", read_stories),
-        SplitFile(f"{URL_LISTS}/all_{url_list}.txt", read_stories),
-    )
-
-
 CNNDM = build_task(
     "cnndm",
     "summarize: {text}",
-    {
-        split: _build_cnndm_files(stem, url_list)
-        for split, stem, url_list in (("train", "train", "train"), ("dev", "validation", "val"), ("test",) * 3)
-    },
+    list_files(
+        {"*.txt": read_stories, "*": RowReader(make=Fields(text="article", target="highlights", id="id"))},
+        train=f"train.jsonl | train.csv | all_train.txt | {URL_LISTS}/all_train.txt",
+        dev=f"validation.jsonl | validation.csv | all_val.txt | {URL_LISTS}/all_val.txt",
+        test=f"test.jsonl | test.csv | all_test.txt | {URL_LISTS}/all_test.txt",
+    ),
     metrics=("rouge",),
     folders=("cnndm", "cnn_dailymail"),
 )
@@ -187,43 +176,32 @@ def read_segments(path: Path) -> Segments:
     return segments
 
 
-def _build_task(name: str, target: str, language: str, pair: str, dev: tuple[str, int], test: tuple[str, int]) -> Task:
+def _build_wmt(name: str, target: str, language: str, pair: str, dev: tuple[str, int], test: tuple[str, int]) -> Task:
     """Return a task from English: all parallel files of a pair of languages for training, and two test sets."""
-    sgm = SgmReader(source="en", target=target)
-    lines = ParallelReader(source="en", target=target, skip_blank=True)
 
-    def build_files(stem: str, rows: int) -> tuple[SplitFile, ...]:
+    def list_formats(stem: str, rows: int) -> str:
         year_set = re.sub(r"-\w+$", "", stem)  # newstest2014-deen is also published as newstest2014.en
-        return (
-            SplitFile(f"{stem}-src.en.sgm", sgm, rows=rows),
-            SplitFile(f"*/{stem}-src.en.sgm", sgm, rows=rows),
-            SplitFile(f"{year_set}.en", lines, rows=rows),
-        )
+        return f"{stem}-src.en.sgm {rows} | */{stem}-src.en.sgm {rows} | {year_set}.en {rows}"
 
-    return Task(
-        name=name,
-        kind="generation",
-        metrics=("bleu", "chrf"),
-        splits={
-            "train": (
-                SplitFile(f"*.{pair}.en", lines),
-                SplitFile(f"training*/*.{pair}.en", lines),
-                SplitFile("train.en", lines),
-            ),
-            "dev": build_files(*dev),
-            "test": build_files(*test),
+    files = list_files(
+        {
+            "*.sgm": SgmReader(source="en", target=target),
+            "*": ParallelReader(source="en", target=target, skip_blank=True),
         },
-        template=Template(source=f"translate English to {language}: {{text}}", target="{target}"),
+        train=f"*.{pair}.en | training*/*.{pair}.en | train.en",
+        dev=list_formats(*dev),
+        test=list_formats(*test),
     )
+    return build_task(name, f"translate English to {language}: {{text}}", files, metrics=("bleu", "chrf"))
 
 
-WMT14_EN_DE = _build_task("wmt14_en_de", "de", "German", "de-en", ("newstest2013", 3000), ("newstest2014-deen", 3003))
+WMT14_EN_DE = _build_wmt("wmt14_en_de", "de", "German", "de-en", ("newstest2013", 3000), ("newstest2014-deen", 3003))
 """WMT 2014: news from English to German (Bojar et al., 2014)"""
 
-WMT14_EN_FR = _build_task("wmt14_en_fr", "fr", "French", "fr-en", ("newstest2013", 3000), ("newstest2014-fren", 3003))
+WMT14_EN_FR = _build_wmt("wmt14_en_fr", "fr", "French", "fr-en", ("newstest2013", 3000), ("newstest2014-fren", 3003))
 """WMT 2014: news from English to French (Bojar et al., 2014)"""
 
-WMT16_EN_RO = _build_task(
+WMT16_EN_RO = _build_wmt(
     "wmt16_en_ro", "ro", "Romanian", "ro-en", ("newsdev2016-enro", 1999), ("newstest2016-enro", 1999)
 )
 """WMT 2016: news from English to Romanian (Bojar et al., 2016)"""

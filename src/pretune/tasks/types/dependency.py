@@ -28,14 +28,14 @@ from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.data.sequences import Ints, compute_offsets
-from pretune.tasks.benchmarks.universal_dependencies import DependencyReader, is_tree
+from pretune.tasks.benchmarks.conll import DependencyReader, is_tree
 from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Examples, Prediction, Predictions
 from pretune.tasks.table import TableRow, data_error
 from pretune.tasks.table_reader import UserTables
 from pretune.tasks.task import Task
 from pretune.tasks.types.base import Outputs, TaskType
-from pretune.tasks.types.tagging import TagListReader, TagScoring, TokenInputs, collect_tags, read_tag_ids
+from pretune.tasks.types.tagging import TagListReader, TagScoring, TokenInputs, pick_word_reader, read_tag_ids
 
 Scores = NDArray[np.floating]
 
@@ -145,19 +145,9 @@ class TreeInputs(TokenInputs):
         return {**super().format(example), **gold_heads}
 
     def build_user_task(self, tables: UserTables) -> Task:
-        train = tables.train
-        if train.form == "conll":
-            reader: DependencyReader | TreeListReader = DependencyReader(labels=tables.labels or ())
-        elif train.form == "jsonl":
-            columns = tables.pick_columns({"text": "words", "label": "relations"})
-            reader = TreeListReader(text=columns["text"], label=columns["label"], labels=tables.labels or ())
-        else:
-            raise DataError(
-                f"{train.path}: dependency parsing needs a CoNLL-U file, or JSONL with lists of words, heads and "
-                "relations"
-            )
-        labels = tables.labels or collect_tags(reader(train.path), train.path)
-        return tables.build_task("dependency", replace(reader, labels=labels), metrics=("attachment",), labels=labels)
+        needs = "dependency parsing needs a CoNLL-U file, or JSONL with lists of words, heads and relations"
+        reader = pick_word_reader(tables, DependencyReader, TreeListReader, needs, "relations")
+        return tables.build_task("dependency", reader, metrics=("attachment",), labels=reader.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

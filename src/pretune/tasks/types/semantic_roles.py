@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from pretune.core.config import spec
-from pretune.core.errors import DataError
 from pretune.data.sequences import Ints
 from pretune.tasks.benchmarks.conll import RoleReader
 from pretune.tasks.encoding import EncodingRules, PooledSequences, TokenPool, missing_value_error
@@ -30,8 +29,8 @@ from pretune.tasks.types.tagging import (
     TagListReader,
     TokenInputs,
     check_entity_tags,
-    collect_tags,
     find_word_tokens,
+    pick_word_reader,
 )
 
 MARK = "*"
@@ -71,15 +70,9 @@ class RoleInputs(TokenInputs):
 
     def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
         values = super().read_fields(fields, text, source)
-        predicate = fields.get("predicate")
         if not values["words"]:
             return values
-        if type(predicate) is not int or not 0 <= predicate < len(values["words"]):
-            raise DataError(
-                f"{source}: 'predicate' must be the index of a word, from 0 to {len(values['words']) - 1}, got "
-                f"{str(predicate)[:40]!r}"
-            )
-        return {**values, "predicate": predicate}
+        return {**values, "predicate": check_predicate(fields.get("predicate"), len(values["words"]), source)}
 
     def open_file(self, path: Path, column_names: Sequence[str]) -> TableFile:
         """Open JSONL, or columns, whose number differs from sentence to sentence."""
@@ -88,20 +81,10 @@ class RoleInputs(TokenInputs):
         return TableFile(path=path, form="conll")
 
     def build_user_task(self, tables: UserTables) -> Task:
-        train = tables.train
-        if train.form == "conll":
-            reader: RoleReader | RoleListReader = RoleReader()
-        elif train.form == "jsonl":
-            columns = tables.pick_columns({"text": "words", "label": "tags"})
-            reader = RoleListReader(text=columns["text"], label=columns["label"])
-        else:
-            raise DataError(
-                f"{train.path}: semantic roles need CoNLL-2005 columns, or JSONL with lists of words and tags and the "
-                "index of the predicate"
-            )
-        labels = tables.labels or collect_tags(reader(train.path), train.path)
-        check_entity_tags(labels, train.path)
-        return tables.build_task("srl", replace(reader, labels=labels), metrics=("argument_f1",), labels=labels)
+        needs = "CoNLL-2005 columns, or JSONL with lists of words and tags and the index of the predicate"
+        reader = pick_word_reader(tables, RoleReader, RoleListReader, f"semantic roles need {needs}")
+        check_entity_tags(reader.labels, tables.train.path)
+        return tables.build_task("srl", reader, metrics=("argument_f1",), labels=reader.labels)
 
 
 SEMANTIC_ROLES = TaskType(name="srl", inputs=RoleInputs(), outputs=TAGGING.outputs, scoring=TAGGING.scoring)
@@ -124,10 +107,13 @@ class RoleListReader(TagListReader):
 
     def parse_row(self, row: TableRow) -> Example:
         example = TagListReader.parse_row(self, row)  # a class with slots has no `super()`
-        predicate = row.require("predicate")
-        if type(predicate) is not int or not 0 <= predicate < len(example.words):
-            raise data_error(
-                f"{row.location}: 'predicate' must be the index of a word, from 0 to {len(example.words) - 1}, got "
-                f"{str(predicate)[:40]!r}"
-            )
-        return replace(example, predicate=predicate)
+        return replace(example, predicate=check_predicate(row.require("predicate"), len(example.words), row.location))
+
+
+def check_predicate(value: object, words: int, location: str) -> int:
+    """Return the index of a predicate; raise DataError if it is none of a sentence of `words` words."""
+    if type(value) is not int or not 0 <= value < words:
+        raise data_error(
+            f"{location}: 'predicate' must be the index of a word, from 0 to {words - 1}, got {str(value)[:40]!r}"
+        )
+    return value

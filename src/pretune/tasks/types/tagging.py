@@ -10,8 +10,9 @@ and a list of tags.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,8 +26,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints, compute_offsets, compute_starts
 from pretune.metrics.entities import extract_entities
 from pretune.models.spec import Model
-from pretune.tasks.benchmarks.conll import ConllReader, normalize_tags
-from pretune.tasks.benchmarks.universal_dependencies import ConlluReader
+from pretune.tasks.benchmarks.conll import ConllReader, ConlluReader, DependencyReader, RoleReader, normalize_tags
 from pretune.tasks.encoding import (
     EncodingRules,
     Floats,
@@ -122,20 +122,11 @@ class TokenInputs(Inputs):
         return {"words": words, "text": text if text is not None else " ".join(words)}
 
     def build_user_task(self, tables: UserTables) -> Task:
-        train = tables.train
-        if train.form == "conll":
-            reader: ConllReader | ConlluReader | TagListReader = _build_conll_reader(tables)
-        elif train.form == "jsonl":
-            columns = tables.pick_columns({"text": "words", "label": "tags"})
-            reader = TagListReader(text=columns["text"], label=columns["label"])
-        else:
-            raise DataError(
-                f"{train.path}: tagging needs a CoNLL file, or JSONL with a list of words and a list of tags"
-            )
-        reader = replace(reader, labels=tables.labels or collect_tags(reader(train.path), train.path))
+        needs = "tagging needs a CoNLL file, or JSONL with a list of words and a list of tags"
+        reader = pick_word_reader(tables, partial(_build_conll_reader, tables), TagListReader, needs)
         has_entities = any(tag.startswith(("B-", "S-")) for tag in reader.labels)
         if has_entities:
-            check_entity_tags(reader.labels, train.path)
+            check_entity_tags(reader.labels, tables.train.path)
         metrics = ("entity_f1", "tag_accuracy") if has_entities else ("tag_accuracy",)
         return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)
 
@@ -259,6 +250,31 @@ class TagListReader(TableReader):
         return None, None
 
 
+WordReader = ConllReader | ConlluReader | DependencyReader | RoleReader | TagListReader
+
+
+def pick_word_reader(
+    tables: UserTables,
+    build_column_reader: Callable[[], WordReader],
+    list_reader: type[TagListReader],
+    needs: str,
+    tags: str = "tags",
+) -> WordReader:
+    """Return the reader of columns, or of JSONL with lists of words and `tags`; its labels are those of training.
+
+    Raises DataError with `needs` for another format.
+    """
+    train = tables.train
+    if train.form == "conll":
+        reader = build_column_reader()
+    elif train.form == "jsonl":
+        columns = tables.pick_columns({"text": "words", "label": tags})
+        reader = list_reader(text=columns["text"], label=columns["label"])
+    else:
+        raise DataError(f"{train.path}: {needs}")
+    return replace(reader, labels=tables.labels or _collect_tags(reader(train.path), train.path))
+
+
 def _build_conll_reader(tables: UserTables) -> ConllReader | ConlluReader:
     path, label = tables.train.path, tables.label
     if label is not None and not label.lstrip("-").isdecimal():
@@ -268,7 +284,7 @@ def _build_conll_reader(tables: UserTables) -> ConllReader | ConlluReader:
     return ConlluReader(tag=column, labels=()) if is_conllu else ConllReader(tag=column, labels=())
 
 
-def collect_tags(examples: Iterable[Example], path: Path) -> tuple[str, ...]:
+def _collect_tags(examples: Iterable[Example], path: Path) -> tuple[str, ...]:
     """Return the tags of the training data, "O" first."""
     tags = Counter(tag for example in examples for tag in example.tags)
     if len(tags) < 2:
