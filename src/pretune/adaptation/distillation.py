@@ -38,12 +38,12 @@ from pretune.data.layout import lay_out, next_fit
 from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences, spread
 from pretune.nn.distillation import linear_soft_loss
+from pretune.objectives.base import rename_loss_term
 from pretune.objectives.distill import (
     DistillationWeights,
     ModelView,
     compare_layers,
     count_layer_terms,
-    rename_terms,
     run_both,
 )
 from pretune.training.batch_transfer import BatchStats
@@ -205,7 +205,7 @@ class TaskDistillation:
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         counts: dict[str, Tensor] = {}
         if self.trains_head:
-            head_counts = rename_terms(self.head.counts(batch), HARD_TERM)
+            head_counts = rename_loss_term(self.head.counts(batch), HARD_TERM)
             counts = dict(head_counts) if self.weights.hard_weight else {}
             if self.weights.soft_weight:
                 counts["soft"] = head_counts[HARD_TERM]
@@ -225,7 +225,7 @@ class TaskDistillation:
         task_terms: dict[str, Loss] = {}
         if weights.hard_weight:
             loss = self.head.loss(ModelView(model, states), batch)
-            for name, term in rename_terms(loss.get_terms(), HARD_TERM).items():
+            for name, term in rename_loss_term(loss.get_terms(), HARD_TERM).items():
                 task_terms[name] = replace(term, weight=term.weight * weights.hard_weight)
         if weights.soft_weight:
             total = self._compute_soft_loss(model, states, teacher_states, batch)

@@ -11,7 +11,7 @@ To add one: a file here and a line in the table of `pretune.objectives` (docs/ex
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, Protocol, Self, get_args
+from typing import Literal, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pretune.core.config import get_kind, spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.data.sequences import Ints
 from pretune.data.stream import Corruption
 from pretune.nn.loss import count_top1
@@ -30,6 +30,7 @@ ModelShape = Literal["encoder", "decoder", "encoder-decoder", "two-way", "genera
 """Architecture of a model. Two-way: causal stacks of both directions; two-stream: content and query states."""
 MODEL_SHAPES: tuple[ModelShape, ...] = get_args(ModelShape)
 PairKind = Literal["other", "swapped", "kept", "apart"]
+T = TypeVar("T")
 Role = Literal["pad", "unk", "cls", "sep", "mask", "bos", "eos"]
 
 
@@ -138,14 +139,20 @@ class Objective(ABC):
         """Shapes of the models that it trains."""
 
     @property
+    def inner(self) -> tuple["Objective", ...]:
+        """Objectives that it is made of, such as its masking: it needs what they need."""
+        masking = getattr(self, "masking", None)
+        return () if masking is None else (masking,)
+
+    @property
     def words(self) -> bool:
         """True if the corruption needs word boundaries (`Sequences.words`)."""
-        return False
+        return any(objective.words for objective in self.inner)
 
     @property
     def sentences(self) -> bool:
         """True if the corruption needs sentence boundaries (`Sequences.sentences`)."""
-        return False
+        return any(objective.sentences for objective in self.inner)
 
     @property
     def pairs(self) -> PairKind | None:
@@ -159,7 +166,7 @@ class Objective(ABC):
     @property
     def needs_attention(self) -> bool:
         """True if tokens of a decoder attend to later ones (`Batch.prefix`), which a recurrent model cannot."""
-        return bool(getattr(self, "prefix", False))
+        return getattr(self, "prefix", False) or any(objective.needs_attention for objective in self.inner)
 
     @property
     def name(self) -> str:
@@ -216,11 +223,16 @@ class BaseCorruption:
         return tokens
 
 
-def count_vocabulary_targets(batch: Batch) -> Tensor:
-    """Count the tokens that the vocabulary head predicts."""
+def require_targets(batch: Batch) -> Targets:
+    """Return the targets of a batch; UsageError if it has none."""
     if batch.targets is None:
         raise UsageError("the batch has no targets; build its stream with the corruption of an objective")
-    return (batch.targets.labels != IGNORE_INDEX).sum()
+    return batch.targets
+
+
+def count_vocabulary_targets(batch: Batch) -> Tensor:
+    """Count the tokens that the vocabulary head predicts."""
+    return (require_targets(batch).labels != IGNORE_INDEX).sum()
 
 
 def count_pairs(batch: Batch) -> Tensor:
@@ -238,6 +250,11 @@ def pair_loss(model: PretrainingModel, states: Tensor, batch: Batch) -> Loss:
     logits = model.pair(model.pool(states, batch)).float()
     total = F.cross_entropy(logits, batch.labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return Loss(sum=total, count=count, correct=None if total.requires_grad else count_top1(logits, batch.labels))
+
+
+def rename_loss_term(terms: Mapping[str, T], name: str) -> dict[str, T]:
+    """Give the only loss term of an objective another name."""
+    return {name if term == "loss" else term: value for term, value in terms.items()}
 
 
 def bound_target_slots(mean: float, variance: float, max_slots: int) -> int:

@@ -40,6 +40,7 @@ from pretune.objectives.base import (
     PretrainingModel,
     Vocabulary,
     count_vocabulary_targets,
+    require_targets,
 )
 
 
@@ -142,8 +143,7 @@ class Bidirectional(Objective):
 
 def shift_targets_back(batch: Batch) -> Batch:
     """Return the batch with the targets of the right-to-left stack: where token i predicts i + 1, i + 1 predicts i."""
-    if batch.targets is None:
-        raise UsageError("the batch has no targets; build its stream with the corruption of an objective")
-    index, spare = batch.targets.index, batch.targets.labels == IGNORE_INDEX
+    targets = require_targets(batch)
+    index, spare = targets.index, targets.labels == IGNORE_INDEX
     labels = torch.where(spare, IGNORE_INDEX, batch.tokens.index_select(0, index))
     return replace(batch, targets=Targets(index=torch.where(spare, 0, index + 1), labels=labels))

@@ -53,7 +53,7 @@ from pretune.objectives.seq2seq import (
     NoiseSpans,
     choose_layout,
     ensure_mask_token,
-    get_sample_info,
+    make_labels,
 )
 
 
@@ -64,10 +64,11 @@ class _Noise:
 
     uses_mask: ClassVar[bool] = False
     sentences: ClassVar[bool] = False
+    shortens: ClassVar[bool] = False
 
     @property
     def removed_share(self) -> float:
-        return 0.0
+        return getattr(self, "rate", 0.0) if self.shortens else 0.0
 
     def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         return sizes
@@ -94,9 +95,7 @@ class TokenDeletion(_Noise):
 
     rate: Annotated[float, Gt(0), Lt(1)] = 0.15
 
-    @property
-    def removed_share(self) -> float:
-        return self.rate
+    shortens: ClassVar[bool] = True
 
     def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         left: Ints = np.maximum(sizes - round_randomly(self.rate * sizes, rng.uniform(0)), np.minimum(sizes, 1))
@@ -121,10 +120,7 @@ class TextInfilling(_Noise):
     mean: Annotated[float, Ge(1), Le(100)] = 3.0  # of the Poisson distribution
 
     uses_mask: ClassVar[bool] = True
-
-    @property
-    def removed_share(self) -> float:
-        return self.rate
+    shortens: ClassVar[bool] = True
 
     def count_remaining(self, sizes: Ints, rng: Counters) -> Ints:
         budget = self.draw_budget(sizes, rng)
@@ -311,8 +307,7 @@ class DenoisingCorruption(BaseCorruption):
         for number, noise in enumerate(self.noises):
             noisy = noise.apply(noisy, self.mask, rng.derive(number))
         source = Sequences(tokens=noisy.tokens, offsets=noisy.offsets, segments=noisy.segments)
-        labels = Sequences(tokens=sequences.tokens, offsets=sequences.offsets, **get_sample_info(sequences))
-        return self.layout.combine(source, labels)
+        return self.layout.combine(source, make_labels(sequences, sequences.tokens, sequences.lengths))
 
     def targets(self, tokens: int, sequences: int) -> int:
         # A decoder reads n + m tokens, n of them targets; m is at least what the noises leave of n, up to rounding.

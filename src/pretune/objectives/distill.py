@@ -41,6 +41,7 @@ from pretune.objectives.base import (
     PretrainingModel,
     Vocabulary,
     count_vocabulary_targets,
+    rename_loss_term,
 )
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.mixture import Mixture, SimpleObjective
@@ -155,16 +156,8 @@ class Distill(DistillationWeights, Objective):
         return tuple(shape for shape in self.base.shapes if shape in DISTILLED_SHAPES)
 
     @property
-    def needs_attention(self) -> bool:
-        return self.base.needs_attention
-
-    @property
-    def words(self) -> bool:
-        return self.base.words
-
-    @property
-    def sentences(self) -> bool:
-        return self.base.sentences
+    def inner(self) -> tuple[Objective, ...]:
+        return (self.base,)
 
     @property
     def pairs(self) -> PairKind | None:
@@ -183,7 +176,7 @@ class Distill(DistillationWeights, Objective):
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         tokens = count_tokens(batch)
-        counts = {**rename_terms(self.base.counts(batch), self.base.name)} if self.hard_weight else {}
+        counts = {**rename_loss_term(self.base.counts(batch), self.base.name)} if self.hard_weight else {}
         if self.soft_weight:
             counts["soft"] = count_vocabulary_targets(batch) if self.soft_positions == "targets" else tokens
         if self.cosine_weight:
@@ -226,7 +219,7 @@ class Distillation:
         states = outputs[0].states
         if objective.hard_weight:
             base_loss = objective.base.loss(ModelView(model, states), batch)
-            for name, term in rename_terms(base_loss.get_terms(), objective.base.name).items():
+            for name, term in rename_loss_term(base_loss.get_terms(), objective.base.name).items():
                 terms[name] = replace(term, weight=term.weight * objective.hard_weight)
         counts = self.counts(batch)
         if objective.soft_weight:
@@ -327,8 +320,3 @@ def compare_layers(
 def count_tokens(batch: Batch) -> Tensor:
     """Count the tokens of one side of a batch, filler excluded."""
     return (batch.sequence >= 0).sum()
-
-
-def rename_terms(terms: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Rename a single loss term to the name of its objective."""
-    return {name if term == "loss" else term: value for term, value in terms.items()}

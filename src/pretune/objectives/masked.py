@@ -10,7 +10,7 @@ languages at once; `replaced_token` fills the masks with a small model and detec
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -124,16 +124,36 @@ class MaskedLM(Objective):
         return self.rate + (self.final_rate - self.rate) * np.minimum(epochs / (self.rate_epochs - 1), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedCorruption(BaseCorruption):
-    """Masked tokens or words: a share of the ordinary tokens of each sequence."""
+class MaskingObjective(Protocol):
+    """Objective that masks a share of the ordinary tokens."""
 
-    objective: MaskedLM
+    @property
+    def rate(self) -> float:
+        """Return the share of the tokens that are targets."""
+
+
+M = TypeVar("M", bound=MaskingObjective)
+
+
+@dataclass(frozen=True, slots=True)
+class MaskingCorruption(BaseCorruption, Generic[M]):
+    """Base of corruptions that mask a share of the ordinary tokens of each sequence."""
+
+    objective: M
     replacement: MaskReplacement
 
     @property
     def copies(self) -> int | None:
-        return self.objective.copies
+        return getattr(self.objective, "copies", None)
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        return bound_target_slots(self.objective.rate * tokens, sequences / 4, tokens)
+
+
+class MaskedCorruption(MaskingCorruption[MaskedLM]):
+    """Masked tokens or words: a share of the ordinary tokens of each sequence."""
+
+    __slots__ = ()
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         rate = self.objective.compute_rate(sequences.epochs)

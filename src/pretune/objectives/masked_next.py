@@ -31,10 +31,6 @@ class MaskedNextToken(Objective):
     shapes = ("decoder",)
     needs_attention = True
 
-    @property
-    def words(self) -> bool:
-        return self.masking.words
-
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedNextCorruption":
         return MaskedNextCorruption(self.masking.build_corruption(vocabulary, shape))
 

@@ -22,11 +22,11 @@ import numpy as np
 
 from pretune.core.config import Gt, Le, spec
 from pretune.data.sampling import Counters, SampleLengths
-from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
+from pretune.data.sequences import Ints, Sequences, compute_starts, spread
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
 from pretune.objectives.masked import MaskReplacement, ReplacementShares
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly
-from pretune.objectives.seq2seq import EncoderDecoderLayout, ensure_mask_token, get_sample_info
+from pretune.objectives.seq2seq import EncoderDecoderLayout, ensure_mask_token, make_labels
 
 
 @spec
@@ -59,9 +59,7 @@ class MaskedSeq2seqCorruption(BaseCorruption):
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(n, np.ceil(self.rate * n).astype(np.int64))
 
-    @property
-    def has_random_counts(self) -> bool:
-        return True
+    has_random_counts = True
 
     def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
         """Return the tokens of both sides; the decoder reads at least the start token."""
@@ -81,7 +79,4 @@ class MaskedSeq2seqCorruption(BaseCorruption):
             tokens[positions], draw_bits_at(rng, 2, sequences, positions)
         )
         source = Sequences(tokens=tokens, offsets=sequences.offsets, segments=sequences.segments)
-        labels = Sequences(
-            tokens=sequences.tokens[positions], offsets=compute_offsets(counts), **get_sample_info(sequences)
-        )
-        return self.layout.combine(source, labels)
+        return self.layout.combine(source, make_labels(sequences, sequences.tokens[positions], counts))

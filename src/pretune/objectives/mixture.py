@@ -125,8 +125,8 @@ class Mixture(Objective):
         return "apart" if any(part.reads_pairs for part in self.parts) else None
 
     @property
-    def needs_attention(self) -> bool:
-        return any(part.objective.needs_attention for part in self.parts)
+    def inner(self) -> tuple[Objective, ...]:
+        return tuple(part.objective for part in self.parts)
 
     @property
     def reads_documents(self) -> bool:
@@ -140,14 +140,6 @@ class Mixture(Objective):
             (p, p.objective.keep_document_parts() if isinstance(p.objective, Mixture) else p.objective) for p in parts
         )
         return Mixture(parts=tuple(replace(part, objective=objective) for part, objective in inner))
-
-    @property
-    def words(self) -> bool:
-        return any(part.objective.words for part in self.parts)
-
-    @property
-    def sentences(self) -> bool:
-        return any(part.objective.sentences for part in self.parts)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MixtureCorruption":
         token_count = max((part.mark + 1 for part in self.parts if part.mark is not None), default=0)

@@ -13,7 +13,7 @@ mask only; `prefix` predicts every token of the second part.
                                                    sequence   a _ c d
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 import numpy as np
@@ -22,8 +22,16 @@ from pretune.core.config import Gt, Le, spec
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.nn.attention_mask import MaskKind
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.masked import MaskReplacement, ReplacementShares, Share, SumsToOne, choose_tokens, mask_tokens
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
+from pretune.objectives.masked import (
+    MaskingCorruption,
+    MaskReplacement,
+    ReplacementShares,
+    Share,
+    SumsToOne,
+    choose_tokens,
+    mask_tokens,
+)
 from pretune.objectives.prefix import draw_split_points
 from pretune.objectives.segment_sampling import sum_groups
 
@@ -49,12 +57,10 @@ class MultitaskMaskedLM(Objective):
         return MultitaskMaskedLM(shares=self.shares)
 
 
-@dataclass(frozen=True, slots=True)
-class MultitaskMaskedCorruption(BaseCorruption):
+class MultitaskMaskedCorruption(MaskingCorruption[MultitaskMaskedLM]):
     """Masked tokens, and an attention mask for each sequence."""
 
-    objective: MultitaskMaskedLM
-    replacement: MaskReplacement
+    __slots__ = ()
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         bounds = np.cumsum(self.objective.shares)[:-1]
@@ -62,9 +68,6 @@ class MultitaskMaskedCorruption(BaseCorruption):
         prefix = np.where(view == MaskKind.PREFIX, measure_first_segments(sequences, rng), 0)
         corruption = mask_tokens(sequences, choose_tokens(sequences, self.objective.rate, rng), self.replacement, rng)
         return replace(corruption, view=view, prefix=prefix)
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        return bound_target_slots(self.objective.rate * tokens, sequences / 4, tokens)
 
 
 def measure_first_segments(sequences: Sequences, rng: Counters) -> Ints:

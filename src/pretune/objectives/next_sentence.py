@@ -16,19 +16,26 @@ than `next_sentence`, whose negative pairs mostly differ in topic. In half of th
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self, TypeVar
+from typing import Self
 
 from torch import Tensor
 
 from pretune.core.config import spec
 from pretune.core.types import Batch, Loss
 from pretune.data.stream import Corruption
-from pretune.objectives.base import ModelShape, Objective, PretrainingModel, Vocabulary, count_pairs, pair_loss
+from pretune.objectives.base import (
+    ModelShape,
+    Objective,
+    PretrainingModel,
+    Vocabulary,
+    count_pairs,
+    pair_loss,
+    rename_loss_term,
+)
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.span_masked import SpanMaskedLM
 
 Masking = MaskedLM | SpanMaskedLM
-T = TypeVar("T")
 
 
 @spec
@@ -39,10 +46,6 @@ class _PairObjective(Objective):
 
     shapes = ("encoder",)
 
-    @property
-    def words(self) -> bool:
-        return self.masking.words
-
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
         return self.masking.bind(vocabulary, shape)
 
@@ -50,12 +53,12 @@ class _PairObjective(Objective):
         return replace(self, masking=self.masking.to_evaluation())
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        return {**_rename_loss_term(self.masking.counts(batch)), "pair": count_pairs(batch)}
+        return {**rename_loss_term(self.masking.counts(batch), "masked"), "pair": count_pairs(batch)}
 
     def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
         states = model.states(batch)
         terms = self.masking.loss_from_states(model, states, batch).get_terms()
-        return Loss.from_parts({**_rename_loss_term(terms), "pair": pair_loss(model, states, batch)})
+        return Loss.from_parts({**rename_loss_term(terms, "masked"), "pair": pair_loss(model, states, batch)})
 
 
 @spec
@@ -70,8 +73,3 @@ class SentenceOrder(_PairObjective):
     """Masking, and whether two segments are in order or swapped (ALBERT)."""
 
     pairs = "swapped"
-
-
-def _rename_loss_term(terms: Mapping[str, T]) -> dict[str, T]:
-    """Rename the only loss term of a masking to `masked`."""
-    return {"masked" if name == "loss" else name: term for name, term in terms.items()}

@@ -18,11 +18,11 @@ import numpy as np
 from pretune.core.config import spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
-from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts
+from pretune.data.sequences import Ints, Sequences, compute_starts
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import find_next_tokens
 from pretune.objectives.segment_sampling import find_ordinary_tokens
-from pretune.objectives.seq2seq import EncoderDecoderLayout, ends_in_special, get_sample_info
+from pretune.objectives.seq2seq import EncoderDecoderLayout, ends_in_special, make_labels, split_source
 
 LENGTH_DISPERSION = 2.0
 """Sum of squared sequence lengths of a batch, relative to equal lengths."""
@@ -68,9 +68,8 @@ class PrefixSplitCorruption(BaseCorruption):
 
     layout: EncoderDecoderLayout
 
-    @property
-    def has_random_lengths(self) -> bool:
-        return True
+    has_random_lengths = True
+    has_random_counts = False
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(n, n - 1)
@@ -84,10 +83,6 @@ class PrefixSplitCorruption(BaseCorruption):
         source, target = prefix_length + lengths.special_counts, n - prefix_length
         return self.layout.lengths(np.where(ordinary > 0, source, n), np.where(ordinary > 0, target, 0))
 
-    @property
-    def has_random_counts(self) -> bool:
-        return False
-
     def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
         """Return the tokens of both sides: the text, and again its closing token, or the start of an empty target."""
         is_split = lengths.lengths - lengths.special_counts > 1
@@ -99,17 +94,8 @@ class PrefixSplitCorruption(BaseCorruption):
         closing = ends_in_special(sequences) & (prefix < sequences.lengths)
         in_source = first.copy()
         in_source[sequences.offsets[1:][closing] - 1] = True
-        source = Sequences(
-            tokens=sequences.tokens[in_source],
-            offsets=compute_offsets(prefix + closing),
-            segments=None if sequences.segments is None else sequences.segments[in_source],
-        )
-        labels = Sequences(
-            tokens=sequences.tokens[~first],
-            offsets=compute_offsets(sequences.lengths - prefix),
-            **get_sample_info(sequences),
-        )
-        return self.layout.combine(source, labels)
+        source = split_source(sequences, in_source, prefix + closing)
+        return self.layout.combine(source, make_labels(sequences, sequences.tokens[~first], sequences.lengths - prefix))
 
 
 def draw_split_points(sequences: Sequences, rng: Counters) -> Ints:

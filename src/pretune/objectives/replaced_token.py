@@ -26,9 +26,9 @@ from torch import Tensor
 
 from pretune.core.config import Positive, spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
+from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.stream import Corruption
-from pretune.objectives.base import ModelShape, Objective, Vocabulary, count_vocabulary_targets
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, count_vocabulary_targets, require_targets
 from pretune.objectives.masked import MaskedLM
 
 DEFAULT_MASKING = MaskedLM(split=(0.85, 0.0, 0.15))
@@ -53,10 +53,6 @@ class ReplacedToken(Objective):
     weight: Positive[float] = 50.0  # of the discriminator's loss
 
     shapes = ("generator-discriminator",)
-
-    @property
-    def words(self) -> bool:
-        return self.masking.words
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
         return self.masking.bind(vocabulary, "encoder")
@@ -84,7 +80,7 @@ class ReplacedToken(Objective):
 
 def fill_in(batch: Batch, samples: Tensor) -> tuple[Batch, Tensor]:
     """Put the samples in place of the targets; returns the batch and a mask of the replaced tokens [N]."""
-    targets, size = _require_targets(batch), batch.tokens.shape[0]
+    targets, size = require_targets(batch), batch.tokens.shape[0]
     # NOTE: unused slots point to the first token, which may be a target itself: they write past the end instead.
     place = torch.where(targets.labels == IGNORE_INDEX, size, targets.index)
     tokens = F.pad(batch.tokens, (0, 1)).index_copy(0, place, samples.to(batch.tokens.dtype))[:size]
@@ -95,18 +91,12 @@ def fill_in(batch: Batch, samples: Tensor) -> tuple[Batch, Tensor]:
 
 def hash_to_uniform(batch: Batch) -> Tensor:
     """Return a uniform number in [0, 1) for each target [M]: a hash of its position and of its sequence's tokens."""
-    index = _require_targets(batch).index
+    index = require_targets(batch).index
     hashes = _mix_bits(_mix_bits(batch.tokens + _STEP) + batch.positions * _STEP)
     cell = torch.where(batch.sequence < 0, batch.cells, batch.sequence)
     sums = torch.zeros(batch.cells + 1, dtype=torch.long, device=cell.device).index_add(0, cell, hashes)
     bits = _mix_bits(sums[cell[index]] + batch.positions[index] * _STEP)
     return ((bits >> 40) & 0xFFFFFF).float() * 2.0**-24
-
-
-def _require_targets(batch: Batch) -> Targets:
-    if batch.targets is None:
-        raise UsageError("the batch has no targets; build its stream with the corruption of an objective")
-    return batch.targets
 
 
 def _to_signed(number: int) -> int:

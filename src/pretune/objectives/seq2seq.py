@@ -93,6 +93,17 @@ def choose_layout(
     return EncoderDecoderLayout(vocabulary.require_start(name)) if shape == "encoder-decoder" else DecoderLayout(prefix)
 
 
+def split_source(sequences: Sequences, in_source: Bools, lengths: Ints) -> Sequences:
+    """Return the tokens of a mask as a source of these lengths."""
+    segments = None if sequences.segments is None else sequences.segments[in_source]
+    return Sequences(tokens=sequences.tokens[in_source], offsets=compute_offsets(lengths), segments=segments)
+
+
+def make_labels(sequences: Sequences, tokens: Ints, lengths: Ints) -> Sequences:
+    """Return tokens as the labels of sequences, with these lengths."""
+    return Sequences(tokens=tokens, offsets=compute_offsets(lengths), **get_sample_info(sequences))
+
+
 def get_sample_info(sequences: Sequences) -> Mapping[str, Any]:
     """Return the fields of sequences that do not depend on their tokens."""
     return {name: getattr(sequences, name) for name in ("samples", "epochs", "sources", "labels")}

@@ -15,7 +15,7 @@ more sentinels than there are gets fewer, longer spans. A special token inside a
 stays in the source, after the sentinel.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -33,7 +33,8 @@ from pretune.objectives.seq2seq import (
     NoiseSpans,
     choose_layout,
     ends_in_special,
-    get_sample_info,
+    make_labels,
+    split_source,
 )
 
 
@@ -90,9 +91,7 @@ class SentinelCorruption(BaseCorruption):
         source = np.max([n - hidden + span_count for hidden, span_count in options], axis=0)
         return self.layout.lengths(source, target)
 
-    @property
-    def has_random_lengths(self) -> bool:
-        return False
+    has_random_lengths = has_random_counts = False
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         """Return bounds from the number of ordinary tokens; only a closing special token is uncertain."""
@@ -100,10 +99,6 @@ class SentinelCorruption(BaseCorruption):
         noise, spans = self.count_noise(n - lengths.special_counts)
         target = noise + spans + self.objective.closing + (lengths.special_counts > 0)
         return self.layout.lengths(n - noise + spans, target)
-
-    @property
-    def has_random_counts(self) -> bool:
-        return False
 
     def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
         """Return the tokens of source and target, from the numbers of tokens and of spans."""
@@ -137,13 +132,10 @@ class SentinelCorruption(BaseCorruption):
         keep[index[start]] = True
         tokens = sequences.tokens.copy()
         tokens[index[start]] = sentinels
-        source = Sequences(
-            tokens=tokens[keep],
-            offsets=compute_offsets(sequences.lengths - noise + counts),
-            segments=None if sequences.segments is None else sequences.segments[keep],
-        )
+        source = split_source(replace(sequences, tokens=tokens), keep, sequences.lengths - noise + counts)
         closing, ends = self.objective.closing, ends_in_special(sequences)
-        offsets = compute_offsets(noise + counts + closing + ends)
+        lengths = noise + counts + closing + ends
+        offsets = compute_offsets(lengths)
         labels = np.full(int(offsets[-1]), IGNORE_INDEX)
         first = (
             np.repeat(offsets[:-1], counts) + exclusive_cumsum(length, counts) + spread(np.zeros_like(counts), counts)
@@ -153,7 +145,7 @@ class SentinelCorruption(BaseCorruption):
         if closing:
             labels[offsets[:-1] + noise + counts] = self.sentinels[counts]
         labels[offsets[1:][ends] - 1] = sequences.tokens[sequences.offsets[1:][ends] - 1]
-        return source, Sequences(tokens=labels, offsets=offsets, **get_sample_info(sequences))
+        return source, make_labels(sequences, labels, lengths)
 
     def targets(self, tokens: int, sequences: int) -> int:
         # A decoder reads n tokens and two sentinels per span; targets are the corrupted tokens and a sentinel per span.

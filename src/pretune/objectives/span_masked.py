@@ -13,7 +13,7 @@ Input: sentences, documents or pairs. Siblings: `masked` masks tokens or words; 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Literal, NamedTuple, Self
 
 import numpy as np
@@ -26,15 +26,13 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.sampling import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
 from pretune.objectives.base import (
-    BaseCorruption,
     ModelShape,
     Objective,
     PretrainingModel,
     Vocabulary,
-    bound_target_slots,
     count_vocabulary_targets,
 )
-from pretune.objectives.masked import MaskReplacement, ReplacementShares
+from pretune.objectives.masked import MaskingCorruption, MaskReplacement, ReplacementShares
 from pretune.objectives.segment_sampling import (
     Bits,
     Floats,
@@ -154,16 +152,10 @@ class SpanMaskedLM(Objective):
         return Loss.from_parts({"masked": masked_loss, "boundary": boundary})
 
 
-@dataclass(frozen=True, slots=True)
-class SpanMaskedCorruption(BaseCorruption):
+class SpanMaskedCorruption(MaskingCorruption[SpanMaskedLM]):
     """Masked spans: a share of the ordinary tokens of each sequence."""
 
-    objective: SpanMaskedLM
-    replacement: MaskReplacement
-
-    @property
-    def copies(self) -> int | None:
-        return self.objective.copies
+    __slots__ = ()
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         words = WordSpans.from_sequences(sequences)
@@ -183,19 +175,8 @@ class SpanMaskedCorruption(BaseCorruption):
         )
         return replace(sequences, tokens=tokens, targets=targets, blanks=blanks)
 
-    def targets(self, tokens: int, sequences: int) -> int:
-        return bound_target_slots(self.objective.rate * tokens, sequences / 4, tokens)
 
-
-class WordRuns(NamedTuple):
-    """Runs of tokens, in order: positions and lengths [n], and their number in each sequence [S]."""
-
-    start: Ints
-    length: Ints
-    sizes: Ints
-
-
-def cut_runs(words: WordSpans, lengths: Ints) -> WordRuns:
+def cut_runs(words: WordSpans, lengths: Ints) -> WordSpans:
     """Split all words into runs of `lengths` words (one length per word, of which as many as needed are used).
 
     A run ends at a special token and at the end of its sequence.
@@ -209,14 +190,11 @@ def cut_runs(words: WordSpans, lengths: Ints) -> WordRuns:
     word_offset = exclusive_cumsum(lengths, sizes)
     first = (np.repeat(stretch, sizes) + word_offset)[word_offset < np.repeat(sizes, sizes)]
     last = np.append(first[1:], len(ends))[: len(first)] - 1
-    return WordRuns(
-        words.start[first],
-        ends[last] - words.start[first],
-        np.diff(np.searchsorted(first, compute_offsets(words.sizes))),
-    )
+    sizes = np.diff(np.searchsorted(first, compute_offsets(words.sizes)))
+    return WordSpans(words.start[first], ends[last] - words.start[first], sizes)
 
 
-def fill_runs(runs: WordRuns, counts: Ints, bits: Bits) -> WordRuns:
+def fill_runs(runs: WordSpans, counts: Ints, bits: Bits) -> WordSpans:
     """Sample runs with `counts[s]` tokens in sequence s, in the order of random bits; the last one is cut."""
     order = shuffle_groups(bits, runs.sizes)
     length = runs.length[order]
@@ -224,4 +202,4 @@ def fill_runs(runs: WordRuns, counts: Ints, bits: Bits) -> WordRuns:
     lengths[order] = np.clip(np.repeat(counts, runs.sizes) - exclusive_cumsum(length, runs.sizes), 0, length)
     index = np.flatnonzero(lengths)
     sizes = np.diff(np.searchsorted(index, compute_offsets(runs.sizes)))
-    return WordRuns(runs.start[index], lengths[index], sizes)
+    return WordSpans(runs.start[index], lengths[index], sizes)

@@ -18,9 +18,9 @@ import numpy as np
 
 from pretune.core.config import spec
 from pretune.data.sampling import Counters, SampleLengths
-from pretune.data.sequences import Ints, Sequences, compute_offsets
+from pretune.data.sequences import Ints, Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
-from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choose_layout, get_sample_info
+from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choose_layout, make_labels, split_source
 
 
 @spec(kind="supervised")
@@ -45,9 +45,7 @@ class SupervisedCorruption(BaseCorruption):
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(n, np.zeros_like(n) if isinstance(self.layout, DecoderLayout) else n)
 
-    @property
-    def has_random_lengths(self) -> bool:
-        return False
+    has_random_lengths = False
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         return self.layout.lengths(lengths.first_lengths, lengths.second_lengths)
@@ -56,14 +54,5 @@ class SupervisedCorruption(BaseCorruption):
         begin = sequences.lengths if sequences.sides is None else sequences.sides
         begin = np.where(begin > 0, begin, sequences.lengths)
         first = sequences.compute_positions() < np.repeat(begin, sequences.lengths)
-        source = Sequences(
-            tokens=sequences.tokens[first],
-            offsets=compute_offsets(begin),
-            segments=None if sequences.segments is None else sequences.segments[first],
-        )
-        labels = Sequences(
-            tokens=sequences.tokens[~first],
-            offsets=compute_offsets(sequences.lengths - begin),
-            **get_sample_info(sequences),
-        )
-        return self.layout.combine(source, labels)
+        labels = make_labels(sequences, sequences.tokens[~first], sequences.lengths - begin)
+        return self.layout.combine(split_source(sequences, first, begin), labels)

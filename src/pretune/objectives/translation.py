@@ -11,7 +11,6 @@ train both objectives of the paper. Siblings: `masked` reads one language at a t
     targets    -    -   cat    -     -     -     -    sitzt   -
 """
 
-from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
@@ -19,8 +18,8 @@ import numpy as np
 from pretune.core.config import Gt, Le, Positive, spec
 from pretune.data.sampling import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.masked import MaskReplacement, ReplacementShares, mask_tokens
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, bound_target_slots
+from pretune.objectives.masked import MaskingCorruption, MaskReplacement, ReplacementShares, mask_tokens
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly, sample_k
 
 
@@ -42,16 +41,10 @@ class Translation(Objective):
         return Translation()
 
 
-@dataclass(frozen=True, slots=True)
-class TranslationCorruption(BaseCorruption):
+class TranslationCorruption(MaskingCorruption[Translation]):
     """Masked tokens: a share of the ordinary tokens of each side."""
 
-    objective: Translation
-    replacement: MaskReplacement
-
-    @property
-    def copies(self) -> int | None:
-        return self.objective.copies
+    __slots__ = ()
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         index, _ = find_ordinary_tokens(sequences)
