@@ -51,8 +51,9 @@ from pretune.objectives.translation import Translation
 
 BaseObjective = SimpleObjective | SpanMaskedLM | NextSentence | SentenceOrder | Translation | Mixture
 DISTILLED_SHAPES: tuple[ModelShape, ...] = ("encoder", "decoder", "encoder-decoder")
-STATES, EMBEDDINGS = "states", "embeddings"
-"""Names of the projections from the student's width to the teacher's."""
+STATES, EMBEDDINGS, ATTENTION = "states", "embeddings", "attention"
+"""Terms that compare layers; the first two name the projections from the student's width to the teacher's, too."""
+_NO_TEACHER = "a distillation needs a teacher; use --teacher RUN, in Python `attach` of the objective"
 
 
 class DistilledModel(PretrainingModel, Protocol):
@@ -86,13 +87,19 @@ class DistillationWeights:
     def require_teacher(self) -> str:
         """Return the path of the teacher; UsageError if there is none."""
         if self.teacher is None:
-            raise UsageError("a distillation needs a teacher; use --teacher RUN, in Python `attach` of the objective")
+            raise UsageError(_NO_TEACHER)
         return self.teacher
+
+    @property
+    def layer_weights(self) -> dict[str, float]:
+        """Weights of the terms that compare layers."""
+        weights = {STATES: self.state_weight, EMBEDDINGS: self.embedding_weight, ATTENTION: self.attention_weight}
+        return {name: weight for name, weight in weights.items() if weight}
 
     @property
     def has_layer_terms(self) -> bool:
         """True if a term compares layers."""
-        return any((self.state_weight, self.embedding_weight, self.attention_weight))
+        return bool(self.layer_weights)
 
     @property
     def projected_terms(self) -> tuple[str, ...]:
@@ -184,7 +191,7 @@ class Distill(DistillationWeights, Objective):
         return counts | count_layer_terms(self, batch)
 
     def loss(self, model: PretrainingModel, batch: Batch) -> Loss:
-        raise UsageError("a distillation needs a teacher; use --teacher RUN, in Python `attach` of the objective")
+        raise UsageError(_NO_TEACHER)
 
     def attach(self, teacher: DistilledModel, layer_maps: Sequence[Sequence[int]] = ()) -> "Distillation":
         """Return the loss with a teacher; `layer_maps` are those of its stacks, the last one first."""
@@ -279,8 +286,7 @@ def count_layer_terms(weights: DistillationWeights, batch: Batch) -> dict[str, T
     tokens = count_tokens(batch)
     if batch.source is not None:
         tokens = tokens + count_tokens(batch.source)
-    terms = {STATES: weights.state_weight, EMBEDDINGS: weights.embedding_weight, "attention": weights.attention_weight}
-    return {name: tokens for name, weight in terms.items() if weight}
+    return dict.fromkeys(weights.layer_weights, tokens)
 
 
 def compare_layers(
@@ -292,27 +298,24 @@ def compare_layers(
     batch: Batch,
 ) -> dict[str, Loss]:
     """Return the terms that compare layers, each summed over the layers of all stacks (Jiao et al., 2020, eq. 7-9)."""
-    if not weights.has_layer_terms:
+    sums: dict[str, list[Tensor]] = {name: [] for name in weights.layer_weights}
+    if not sums:
         return {}
-    sums: dict[str, list[Tensor]] = {name: [] for name in (STATES, EMBEDDINGS, "attention")}
     sides = [batch] if batch.source is None else [batch, batch.source]
     for output, reference, layer_map, side in zip(outputs, references, layer_maps, sides, strict=True):
         is_token = side.sequence >= 0
-        for layer, teacher_layer in enumerate(layer_map, start=1):
-            if weights.state_weight and output.hidden is not None and reference.hidden is not None:
-                states = project(model, STATES, output.hidden[layer])
-                sums[STATES].append(sum_squared_errors(states, reference.hidden[teacher_layer], is_token))
-            if weights.attention_weight and output.attention is not None and reference.attention is not None:
-                scores, targets = output.attention[layer - 1], reference.attention[teacher_layer - 1]
-                sums["attention"].append(sum_score_errors(scores, targets, is_token))
-        if weights.embedding_weight and output.hidden is not None and reference.hidden is not None:
-            states = project(model, EMBEDDINGS, output.hidden[0])
-            sums[EMBEDDINGS].append(sum_squared_errors(states, reference.hidden[0], is_token))
-    term_weights = dict(
-        zip(sums, (weights.state_weight, weights.embedding_weight, weights.attention_weight), strict=True)
-    )
+        layers = {STATES: [*enumerate(layer_map, start=1)], EMBEDDINGS: [(0, 0)]}
+        if output.hidden is not None and reference.hidden is not None:
+            for name in sums.keys() & layers:
+                for layer, teacher_layer in layers[name]:
+                    states = project(model, name, output.hidden[layer])
+                    sums[name].append(sum_squared_errors(states, reference.hidden[teacher_layer], is_token))
+        if output.attention is not None and reference.attention is not None:
+            for layer, teacher_layer in enumerate(layer_map):
+                scores, targets = output.attention[layer], reference.attention[teacher_layer - 1]
+                sums[ATTENTION].append(sum_score_errors(scores, targets, is_token))
     return {
-        name: Loss(sum=torch.stack(sums[name]).sum(), count=count, weight=term_weights[name])
+        name: Loss(sum=torch.stack(sums[name]).sum(), count=count, weight=weights.layer_weights[name])
         for name, count in count_layer_terms(weights, batch).items()
     }
 
