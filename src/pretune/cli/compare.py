@@ -75,7 +75,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     from pretune.core.log import format_count, format_duration, format_number
     from pretune.core.table import align_columns
     from pretune.models.devices import DEVICES
-    from pretune.reports.study_text import ACTION_NAMES
+    from pretune.reports.study import ACTION_NAMES
     from pretune.studies.steps import ACTIONS
 
     study, total = plan.study, plan.sum_estimates()
@@ -125,7 +125,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
     from pretune.core.table import align_columns
-    from pretune.reports.study_text import format_difference, format_marks, format_tuning, format_verdict, list_rows
+    from pretune.reports.study import format_difference, format_marks, format_tuning, format_verdict, list_rows
 
     yield from align_columns(
         [("", *(measure["name"] for measure in results["measures"])), *list_rows(results)], right=True
