@@ -26,11 +26,11 @@ from pretune.runs.samples import SampleHook
 from pretune.studies import actions, estimates, execute, schedule
 from pretune.studies.compare import CompareOptions, build_plan
 from pretune.studies.execute import Execution, StepWorker, WorkerPool, run_worker
+from pretune.studies.plan import StepEstimate
 from pretune.studies.planner import plan_study
 from pretune.studies.read import load_study
 from pretune.studies.results import build_results
 from pretune.studies.schedule import choose_jobs, list_shard_cells, parse_shard
-from pretune.studies.steps import StepEstimate
 from pretune.studies.study_dir import StudyDir, make_record
 from tests.studies.studies import make_study, make_tree
 

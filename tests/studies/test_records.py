@@ -12,10 +12,9 @@ import pretune as pt
 from pretune.core.errors import DivergedError
 from pretune.studies.actions import StepRunner
 from pretune.studies.execute import Execution, StepWorker, WorkerPool
-from pretune.studies.plan import Plan
+from pretune.studies.plan import ChoiceOptions, Plan, Step
 from pretune.studies.planner import plan_study
 from pretune.studies.results import build_results, sum_costs
-from pretune.studies.steps import ChoiceOptions, Step
 from pretune.studies.study_dir import StepRecord, StudyDir, make_record
 from tests.studies.studies import make_study, make_tree
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.studies.verdict import compare_paired, decide
+from pretune.studies.results import compare_paired, decide
 
 VALUES = st.floats(-1e3, 1e3, allow_nan=False).map(lambda value: round(value, 6))
 LISTS = st.lists(st.tuples(VALUES, VALUES), min_size=3, max_size=8)

@@ -76,7 +76,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     from pretune.core.table import align_columns
     from pretune.models.devices import DEVICES
     from pretune.reports.study import ACTION_NAMES
-    from pretune.studies.steps import ACTIONS
+    from pretune.studies.plan import ACTIONS
 
     study, total = plan.study, plan.sum_estimates()
     yield f"{study.title} ({study.name}, scale {plan.scale_name})"

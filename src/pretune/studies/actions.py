@@ -27,8 +27,7 @@ from pretune.runs.prepare import run_prepare
 from pretune.runs.pretrain import run_pretrain
 from pretune.runs.vectors import run_vectors
 from pretune.studies.inputs import build_task_config, locate
-from pretune.studies.plan import Plan
-from pretune.studies.steps import ACTIONS, STEP_PREFIX, BaselineOptions, ChoiceOptions, Step, list_inputs
+from pretune.studies.plan import ACTIONS, STEP_PREFIX, BaselineOptions, ChoiceOptions, Plan, Step, list_inputs
 from pretune.studies.study_dir import StepRecord, StudyDir, make_record
 from pretune.text.tokenizer.training import train_tokenizer
 from pretune.training.cost import CostMeter, CostRates, compute_cost

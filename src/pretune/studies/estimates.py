@@ -26,7 +26,7 @@ from pretune.runs.finetune.task_data import SPLIT_SHARES, find_trainable_task, o
 from pretune.runs.options.pretrain import PretrainOptions
 from pretune.runs.options.text import TokenizerOptions
 from pretune.runs.training_data import DataFacts
-from pretune.studies.steps import StepEstimate
+from pretune.studies.plan import StepEstimate
 from pretune.tasks.example import Example
 from pretune.tasks.task import AvailableSplit
 from pretune.text.corpora.builtin import Reviews

@@ -32,9 +32,8 @@ from pretune.core.machine import count_cores, share_cores
 from pretune.core.run_dir import RunDir
 from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.studies.actions import StepRunner
-from pretune.studies.plan import Plan
+from pretune.studies.plan import Plan, Step
 from pretune.studies.schedule import count_pretrainings, select_step, sort_by_critical_path
-from pretune.studies.steps import Step
 from pretune.studies.study_dir import StepRecord, StudyDir
 
 MEMORY_MESSAGE = "out of memory; use fewer --jobs, or a smaller scale"

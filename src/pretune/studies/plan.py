@@ -1,13 +1,199 @@
-"""Plan of a study: its cells, and which step gives which number of the table."""
+"""Plan of a study: its steps, its cells, and which step gives which number of the table.
 
+A step is one call of a public function with typed options: train a tokenizer, prepare data, pre-train, fine-tune … Its
+key is a hash of the options, of the files that they name and of the keys of the steps whose outputs it reads. Cells
+that have a step in common share it, and a finished step is never run again.
+"""
+
+import hashlib
+import json
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from pretune.core.api import Options, option_set
 from pretune.core.config import to_dict
+from pretune.core.errors import UsageError
+from pretune.core.log import format_count
+from pretune.models.spec import Model
+from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options.tasks import EmbeddingOptions, EvaluateOptions, FinetuneOptions
+from pretune.runs.options.text import PrepareOptions, TokenizerOptions, VectorsOptions
+from pretune.studies.inputs import InputFile, StudyInputs, find_spec
 from pretune.studies.settings import format_setting
-from pretune.studies.spec import Measure, RateFactors, Row, Scale, Settings, Study
-from pretune.studies.steps import FORMAT, Step, StepEstimate, collect_inputs
+from pretune.studies.spec import Direction, Measure, RateFactors, Row, Scale, Settings, Study
+
+FORMAT = 1
+"""Version of the steps; another one makes all keys new."""
+KEY_LENGTH = 16
+STEP_PREFIX = "step:"
+"""Beginning of an option that is the output of another step; its key follows."""
+MAX_STEPS = 5000
+"""Larger plans are rejected as a mistake in a grid."""
+LABELLED_ACTIONS = ("pretrain", "finetune", "embeddings", "baseline", "evaluate")
+"""Steps whose label names the first row that needs them."""
+
+
+@option_set
+class ChoiceOptions(Options):
+    """Options of the choice of a learning rate among tries: the score on validation data."""
+
+    score: str
+    better: Direction
+
+
+@option_set
+class BaselineOptions(FinetuneOptions):
+    """Options of a baseline: those of a fine-tuning that name its task, the baseline and the seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """Kind of step: its name, that of several, and the options that name files, with what they hold."""
+
+    name: str
+    plural: str
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+
+TABLES = {"task": "task", "train": "table", "dev": "table", "test": "table"}
+ACTIONS: Mapping[type[Options], Action] = {
+    TokenizerOptions: Action("tokenizer", "tokenizers", {"inputs": "corpus"}),
+    PrepareOptions: Action("data", "prepared corpora", {"inputs": "corpus", "tokenizer": "model", "valid": "corpus"}),
+    PretrainOptions: Action("pretrain", "pre-trainings", {"data": "data", "init_from": "model", "teacher": "model"}),
+    VectorsOptions: Action("vectors", "static vectors", {"inputs": "corpus"}),
+    ChoiceOptions: Action("choose", "choices of a learning rate"),
+    FinetuneOptions: Action("finetune", "fine-tunings", {"model": "model", **TABLES, "teacher": "model"}),
+    EmbeddingOptions: Action("embeddings", "trainings of embeddings", {"model": "model", **TABLES}),
+    BaselineOptions: Action("baseline", "baselines", {**TABLES, "vectors": "model"}),
+    EvaluateOptions: Action(
+        "evaluate", "evaluations", {"model": "model", "task": "task", "text": "corpus", "data": "file"}
+    ),
+}
+
+
+def list_inputs(options: Options) -> dict[str, tuple[str, ...]]:
+    """Return what the options of a step name: files, and outputs of other steps."""
+    values = {name: getattr(options, name, None) for name in ACTIONS[type(options)].inputs}
+    return {
+        name: (str(value),) if isinstance(value, str | os.PathLike) else tuple(map(str, value))
+        for name, value in values.items()
+        if value
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEstimate:
+    """Estimated cost of a step on the planned device."""
+
+    flops: float = 0.0
+    seconds: float = 0.0
+    memory: int = 0  # bytes on the device
+    parameters: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One call of a public function."""
+
+    options: Options
+    choices: tuple[str, ...] = ()  # keys of the steps whose records it reads: tries, or the choice of its learning rate
+    files: tuple[InputFile, ...] = ()
+    rate_factor: float | None = None  # of a try: relative to the default learning rate
+    label: str = field(default="", compare=False)
+    estimate: StepEstimate = field(default=StepEstimate(), compare=False)
+    model: Model | None = field(default=None, compare=False, repr=False)  # spec of the model that it gives, if known
+    key: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        text = json.dumps([FORMAT, self.action, self.describe()], sort_keys=True, allow_nan=False)
+        object.__setattr__(self, "key", hashlib.sha256(text.encode()).hexdigest()[:KEY_LENGTH])
+
+    @property
+    def action(self) -> str:
+        """Name of the kind of step."""
+        return ACTIONS[type(self.options)].name
+
+    @property
+    def name(self) -> str:
+        """Name of the directory of the step."""
+        return f"{self.action}-{self.key}"
+
+    @property
+    def file_inputs(self) -> tuple[str, ...]:
+        """Keys of the steps whose files it reads; a choice, and a chosen learning rate, need only records."""
+        names = [name for names in list_inputs(self.options).values() for name in names]
+        return tuple(name.removeprefix(STEP_PREFIX) for name in names if name.startswith(STEP_PREFIX))
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Keys of the steps that it needs."""
+        return tuple(dict.fromkeys((*self.file_inputs, *self.choices)))
+
+    def describe(self) -> dict[str, Any]:
+        """Return what defines the step, as plain data."""
+        files = [asdict(file) for file in self.files]
+        choices = {"choices": [*self.choices], "rate_factor": self.rate_factor}
+        return {"options": self.options.list_changes(), "files": files, **choices}
+
+
+class StepCollector:
+    """Steps of a study so far, inputs first; equal steps are one. A model is `step:KEY`, or a path of weights."""
+
+    def __init__(self, inputs: StudyInputs) -> None:
+        self.inputs = inputs
+        self.steps: dict[str, Step] = {}
+        self.row_name = ""  # of the row that is planned, for labels
+
+    def identify_files(self, options: Options) -> tuple[InputFile, ...]:
+        """Return the files that options name; those that are missing are noted."""
+        nouns = ACTIONS[type(options)].inputs
+        names = [(nouns[option], name) for option, names in list_inputs(options).items() for name in names]
+        return tuple(
+            file
+            for noun, name in names
+            if not name.startswith(STEP_PREFIX)
+            for file in self.inputs.identify(name, noun)
+        )
+
+    def add(self, step: Step) -> str:
+        """Add a step unless there is an equal one, and return `step:KEY`."""
+        step = replace(step, files=self.identify_files(step.options))
+        if step.key not in self.steps:
+            label = f"{self.row_name}: {step.label}" if step.action in LABELLED_ACTIONS else step.label
+            self.steps[step.key] = replace(step, label=label)
+            if len(self.steps) > MAX_STEPS:
+                raise UsageError(f"more than {format_count(MAX_STEPS, 'steps')}; use a smaller grid or fewer seeds")
+        return f"{STEP_PREFIX}{step.key}"
+
+    def tune(self, first: Step, step: Step, factors: Sequence[float], choice: Step) -> str:
+        """Add a training; with several learning rates, the tries with the first seed and the choice among them."""
+        if len(factors) < 2:
+            return self.add(step)
+        tries = [
+            self.add(replace(first, rate_factor=factor, label=f"{first.label}, {factor:g} x learning rate"))
+            for factor in factors
+        ]
+        keys = tuple(name.removeprefix(STEP_PREFIX) for name in tries)
+        name = self.add(replace(choice, choices=keys, model=first.model))
+        return name if step == first else self.add(replace(step, choices=(name.removeprefix(STEP_PREFIX),)))
+
+    def find_spec(self, model: str) -> Model | None:
+        """Return the spec of a planned or existing model."""
+        if model.startswith(STEP_PREFIX):
+            return self.steps[model.removeprefix(STEP_PREFIX)].model
+        return find_spec(model, self.inputs.data)
+
+
+def collect_inputs(steps: Mapping[str, Step], keys: Sequence[str]) -> list[str]:
+    """Return these steps and all that they need, inputs first."""
+    needed_keys = set(keys)
+    for key in reversed([*steps]):
+        if key in needed_keys:
+            needed_keys.update(steps[key].inputs)
+    return [key for key in steps if key in needed_keys]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

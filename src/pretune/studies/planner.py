@@ -30,7 +30,18 @@ from pretune.studies.estimates import (
     find_default_tokenizer,
 )
 from pretune.studies.inputs import StudyInputs, build_task_config
-from pretune.studies.plan import Cell, Plan, Reading
+from pretune.studies.plan import (
+    STEP_PREFIX,
+    BaselineOptions,
+    Cell,
+    ChoiceOptions,
+    Plan,
+    Reading,
+    Step,
+    StepCollector,
+    StepEstimate,
+    collect_inputs,
+)
 from pretune.studies.settings import ROW_PREFIX, RowLayers, RowSettings
 from pretune.studies.spec import (
     AverageScore,
@@ -46,15 +57,6 @@ from pretune.studies.spec import (
     TextScore,
     ValidationScore,
     check_name,
-)
-from pretune.studies.steps import (
-    STEP_PREFIX,
-    BaselineOptions,
-    ChoiceOptions,
-    Step,
-    StepCollector,
-    StepEstimate,
-    collect_inputs,
 )
 from pretune.tasks import TASKS
 from pretune.tasks.types import get_type

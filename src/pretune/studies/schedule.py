@@ -11,8 +11,7 @@ import torch
 
 from pretune.core.errors import UsageError
 from pretune.core.machine import count_cores
-from pretune.studies.plan import Cell, Plan
-from pretune.studies.steps import Step
+from pretune.studies.plan import Cell, Plan, Step
 from pretune.training.distributed import resolve_device
 
 MAX_GPU_JOBS, MAX_CPU_JOBS, MIN_PARALLEL_SECONDS = 8, 4, 60.0

@@ -15,8 +15,7 @@ from pretune.core import io
 from pretune.core.config import Amount, Number, check_path, read_record
 from pretune.core.errors import CheckpointError, UsageError, explain_missing, refuse_broken_link
 from pretune.core.run_dir import LOG_SUFFIXES, RunDir
-from pretune.studies.plan import Plan
-from pretune.studies.steps import FORMAT, Step
+from pretune.studies.plan import FORMAT, Plan, Step
 
 COST_NAMES = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
