@@ -250,18 +250,11 @@ def view_attention(
     Raises:
         UsageError: The model has no attention (a recurrent one), or no such part, layer or head.
     """
-    language_model = open_model(model, device)
-    parts = list_parts(language_model)
-    name = part or next(iter(parts))
-    if name not in parts:
-        raise UsageError(f"this model has no attention '{name}' (allowed: {', '.join(parts)})")
-    depth, heads = parts[name].depth, count_heads(parts[name], is_cross=name == "cross")
+    language_model, name, depth, heads = _open_part(model, part, text, device)
     if layer != "mean" and not (1 <= layer <= depth or -depth <= layer <= -1):
         raise UsageError(f"layer must be from 1 to {depth}, or from -1 to -{depth}, got {layer}")
     if head is not None and not 1 <= head <= heads:
         raise UsageError(f"head must be from 1 to {heads}, got {head}")
-    if not text.strip():
-        raise UsageError("the text is empty; pass a sentence")
     view = _view_part(language_model, text, name, MAX_VIEW_TOKENS)
     number = None if layer == "mean" else layer if layer > 0 else depth + 1 + layer
     rows = view.weights.mean(0) if number is None else view.weights[number - 1]  # [H, n, m]
@@ -294,15 +287,23 @@ def view_all_heads(
 
     A text has at most `MAX_VIEW_TOKENS` tokens, and fewer if the weights were more than `max_weights`.
     """
-    language_model = open_model(model, None)
+    language_model, name, depth, heads = _open_part(model, part, text)
+    max_tokens = max(4, min(MAX_VIEW_TOKENS, math.isqrt(max_weights // (depth * heads))))
+    return _view_part(language_model, text, name, max_tokens)
+
+
+def _open_part(
+    model: ModelSource, part: Part | None, text: str, device: str | None = None
+) -> tuple[LanguageModel, Part, int, int]:
+    """Return a model, a part with attention (by default its first), and the layers and heads of that."""
+    language_model = open_model(model, device)
     parts = list_parts(language_model)
     name = part or next(iter(parts))
     if name not in parts:
         raise UsageError(f"this model has no attention '{name}' (allowed: {', '.join(parts)})")
     if not text.strip():
         raise UsageError("the text is empty; pass a sentence")
-    heads = parts[name].depth * count_heads(parts[name], is_cross=name == "cross")
-    return _view_part(language_model, text, name, max(4, min(MAX_VIEW_TOKENS, math.isqrt(max_weights // heads))))
+    return language_model, name, parts[name].depth, count_heads(parts[name], is_cross=name == "cross")
 
 
 def _view_part(model: LanguageModel, text: str, part: Part, max_tokens: int) -> AllHeadsView:

@@ -14,9 +14,9 @@ input of the first layer. An encoder-decoder is represented by its encoder.
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,9 +43,9 @@ from pretune.data.layout import pack_batches
 from pretune.data.sequences import Ints
 from pretune.evaluation.logistic_regression import fit_probe
 from pretune.inference.embed import BATCH_TOKENS, encode_texts
+from pretune.inference.pooling import compute_layers
 from pretune.inference.text_model import check_outputs, eval_mode, get_tokenizer
 from pretune.models.model import LanguageModel
-from pretune.nn.stack import OutputFlags
 from pretune.tasks import TASKS
 
 MAX_EXAMPLES = 2000
@@ -60,7 +60,8 @@ CHUNK_TEXTS = 512
 Floats = NDArray[np.float32]
 
 
-class LayerScore(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class LayerScore:
     """Accuracies of the probes of a layer, means over seeds, with standard deviations (None for one seed)."""
 
     layer: int
@@ -72,7 +73,8 @@ class LayerScore(NamedTuple):
     selectivity_std: float | None
 
 
-class MixScore(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MixScore:
     """Weights of the layers in the scalar mix, and its accuracy; means over seeds."""
 
     weights: list[float]
@@ -94,16 +96,7 @@ class TaskProbe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the probes as plain data."""
-        return {
-            "task": self.task,
-            "source": self.source,
-            "labels": self.labels,
-            "train": self.train,
-            "test": self.test,
-            "majority": self.majority,
-            "layers": [score._asdict() for score in self.layers],
-            "mix": None if self.mix is None else self.mix._asdict(),
-        }
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +109,7 @@ class LayerProbes(Analysis):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row per task and layer."""
         return [
-            {"task": probe.task, **score._asdict(), "majority": probe.majority, "mix_weight": weight}
+            {"task": probe.task, **asdict(score), "majority": probe.majority, "mix_weight": weight}
             for probe in self.tasks
             for score, weight in zip(probe.layers, probe.mix.weights if probe.mix else repeat(None), strict=False)
         ]
@@ -274,7 +267,7 @@ def _summarize(layer: int, values: NDArray[np.float64]) -> LayerScore:
     columns = np.column_stack([values, values[:, 0] - values[:, 1]])
     means = columns.mean(0).tolist()
     spread = columns.std(0, ddof=1).tolist() if len(columns) > 1 else [None] * 3
-    return LayerScore(layer, means[0], means[1], means[2], spread[0], spread[1], spread[2])
+    return LayerScore(layer, *means, *spread)
 
 
 def _average(mixes: Sequence[MixScore]) -> MixScore:
@@ -349,8 +342,6 @@ def _extract_states(
     tokenizer, device = get_tokenizer(model), model.tokens.weight.device
     limits = [MAX_LENGTH, model.spec.max_length, tokenizer.length]
     length = min(limit for limit in limits if limit is not None)
-    stack = model.encoder if model.encoder is not None else model.decoder
-    assert stack is not None
     total, position = sum(map(len, spans)), 0
     states: list[Floats] = []
     counts = np.zeros(total, dtype=np.int64)
@@ -363,9 +354,7 @@ def _extract_states(
             owner = np.where(owner >= 0, owner + position, -1)
             np.add.at(counts, owner[owner >= 0], 1)
             for part in pack_batches(sequences, tokens=batch_tokens, device=device.type):
-                batch = part.batch.to(device)
-                flags = OutputFlags(hidden=True, backend=model.attention_backend)
-                hidden = stack(model.embed_tokens(batch.tokens), batch, flags=flags).hidden
+                hidden = compute_layers(model, part.batch.to(device))
                 owners = np.concatenate([owner[slice(*sequences.offsets[i : i + 2])] for i in part.indices.tolist()])
                 inside = torch.from_numpy(part.token_positions[owners >= 0]).to(device)
                 states = states or [np.zeros((total, values.shape[1]), dtype=np.float32) for values in hidden]

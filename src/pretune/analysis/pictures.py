@@ -68,7 +68,8 @@ def draw_heads(facts: Facts) -> Any:
         for layer, row in enumerate(rows):
             for head, name in enumerate(row):
                 _add_cell(axes, head, layer, COLOURS[CLASSES.index(name)], LETTERS[name])
-        _finish_grid(axes, len(rows[0]), len(rows))
+        _finish_grid(axes, _number(rows[0]), _number(rows), size=8, ink=SOFT)
+        axes.set_aspect("equal")
         axes.set_title(f"{part} heads", fontsize=10, color=INK, loc="left")
         axes.set_xlabel("head", fontsize=9, color=SOFT)
         axes.set_ylabel("layer", fontsize=9, color=SOFT)
@@ -222,12 +223,7 @@ def draw_changes(facts: Facts) -> Any:
                 colour = _blend("#ffffff", SERIES_COLOURS[0], 0.05 + 0.75 * share)
                 ink = "#ffffff" if share > 0.6 else CELL_INK
                 _add_cell(axes, column, place, colour, "new" if distance is None else f"{distance:.2%}", ink=ink)
-    axes.set_xlim(-0.5, len(kinds) + 0.5)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xticks(range(len(kinds) + 1), ["all", *kinds], fontsize=9, color=INK)
-    axes.set_yticks(range(len(rows)), [row["layer"] for row in rows], fontsize=9, color=INK)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
+    _finish_grid(axes, ["all", *kinds], [row["layer"] for row in rows], size=9, ink=INK)
     axes.xaxis.tick_top()
     axes.set_title("relative change |after - before| / |before|", fontsize=9, color=SOFT, loc="left")
     return figure
@@ -251,12 +247,15 @@ def _add_cell(axes: Any, x: float, y: float, colour: str, text: str, *, ink: str
     axes.text(x, y, text, ha="center", va="center", fontsize=8.5, color=ink, clip_on=False)
 
 
-def _finish_grid(axes: Any, columns: int, rows: int) -> None:
-    axes.set_xlim(-0.5, columns - 0.5)
-    axes.set_ylim(rows - 0.5, -0.5)
-    axes.set_aspect("equal")
-    axes.set_xticks(range(columns), [str(i + 1) for i in range(columns)], fontsize=8, color=SOFT)
-    axes.set_yticks(range(rows), [str(i + 1) for i in range(rows)], fontsize=8, color=SOFT)
+def _number(items: Sequence[object]) -> list[str]:
+    return [str(number) for number in range(1, len(items) + 1)]
+
+
+def _finish_grid(axes: Any, columns: Sequence[str], rows: Sequence[str], *, size: int, ink: str) -> None:
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xticks(range(len(columns)), columns, fontsize=size, color=ink)
+    axes.set_yticks(range(len(rows)), rows, fontsize=size, color=ink)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
 

@@ -151,18 +151,8 @@ class StepRunner:
         return make_record(step, record["scores"], record["amounts"], cost, selected_key=best)
 
     def _train_tokenizer(self, options: TokenizerOptions, folder: Path) -> Outcome:
-        tokenizer = train_tokenizer(
-            options.kind,
-            [*list_inputs(options)["inputs"]],
-            vocab=options.vocab,
-            style=options.style,
-            lowercase=options.lowercase,
-            strip_accents=options.strip_accents,
-            min_frequency=options.min_frequency,
-            alphabet=options.alphabet,
-            sample_bytes=options.sample_bytes,
-            seed=options.seed,
-        )
+        settings = {"vocab": options.vocab, **options.list_changes()}
+        tokenizer = train_tokenizer(settings.pop("kind", options.kind), settings.pop("inputs"), **settings)
         tokenizer.save(folder, overwrite=True)
         return Outcome(scores={}, amounts={"vocab": tokenizer.vocab})
 

@@ -270,23 +270,16 @@ class Estimator:
             tokens=round(train_tokens),
         )
 
-    def estimate_embeddings(self, spec: Model | None, sequences: int, length: int) -> StepEstimate:
-        """Return the cost of training embeddings on texts."""
+    def estimate_texts(self, spec: Model | None, count: int, length: float, *, training: bool) -> StepEstimate:
+        """Return the cost of training embeddings on texts, or of scoring texts."""
         if spec is None:
             return StepEstimate(seconds=START_SECONDS["cpu"])
-        tokens = sequences * length
-        flops = tokens * flops_per_token(spec, length=length, targets=0.0, training=True)
+        targets = 0.0 if training else 1.0
+        token_flops = flops_per_token(spec, length=max(round(length), 1), targets=targets, training=training)
+        flops = count * length * token_flops
         seconds = flops / self.find_rate(spec) + START_SECONDS["cpu"]
+        tokens = round(count * length) if training else 0
         return StepEstimate(flops=flops, seconds=seconds, parameters=spec.params().total, tokens=tokens)
-
-    def estimate_evaluation(self, spec: Model | None, examples: int, length: float) -> StepEstimate:
-        """Return the cost of scoring examples."""
-        if spec is None:
-            return StepEstimate(seconds=START_SECONDS["cpu"])
-        flops = examples * length * flops_per_token(spec, length=max(round(length), 1), targets=1.0, training=False)
-        return StepEstimate(
-            flops=flops, seconds=flops / self.find_rate(spec) + START_SECONDS["cpu"], parameters=spec.params().total
-        )
 
 
 @functools.cache

@@ -81,8 +81,7 @@ def plan_study(
     `device` is "cpu" or "cuda", for defaults and estimates. `data` is the directory of task data, by default
     $PRETUNE_DATA. `seeds` replaces the number of seeds; `overrides` go before all settings of the study.
     """
-    inputs = StudyInputs(None if data is None else os.fspath(data))
-    return Planner(study, scale, Estimator(device), inputs, seeds=seeds, overrides=overrides).plan()
+    return Planner(study, scale, device, None if data is None else os.fspath(data), seeds, overrides).plan()
 
 
 class Planner:
@@ -92,22 +91,15 @@ class Planner:
     """
 
     def __init__(
-        self,
-        study: Study,
-        scale_name: str,
-        estimator: Estimator,
-        inputs: StudyInputs,
-        *,
-        seeds: int | None,
-        overrides: Settings,
+        self, study: Study, scale_name: str, device: str, data: str | None, seeds: int | None, overrides: Settings
     ) -> None:
         self.study, self.scale_name, self.scale = study, scale_name, study.get_scale(scale_name)
-        self.estimator, self.inputs = estimator, inputs
+        self.estimator, self.inputs = Estimator(device), StudyInputs(data)
         first_seed = study.first_seed if self.scale.first_seed is None else self.scale.first_seed
         self.seeds = range(first_seed, first_seed + (seeds or self.scale.seeds or study.seeds))
         self.budget: Budget = self.scale.budget or study.budget
         self.rates = self.scale.rates or study.rates
-        self.steps = StepCollector(inputs)
+        self.steps = StepCollector(self.inputs)
         self.rows = RowLayers(study, self.scale, overrides)
         self.task_sizes = TaskSizes()
 
@@ -398,7 +390,7 @@ class Planner:
         step = Step(
             options=options,
             label=f"embeddings on {options.task or options.train}, seed {settings.seed}",
-            estimate=self.estimator.estimate_embeddings(spec, sequences, length),
+            estimate=self.estimator.estimate_texts(spec, sequences, length, training=True),
             model=spec,
         )
         return self.steps.add(step)
@@ -421,7 +413,7 @@ class Planner:
         step = Step(
             options=options,
             label=f"{task or 'text'}{'' if shots is None else f', {shots} shots'}",
-            estimate=self.estimator.estimate_evaluation(self.steps.find_spec(model), examples, length),
+            estimate=self.estimator.estimate_texts(self.steps.find_spec(model), examples, length, training=False),
         )
         return self.steps.add(step)
 
