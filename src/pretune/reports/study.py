@@ -26,7 +26,7 @@ from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
 from pretune.reports.facts import Facts
 
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
-OUTCOME_VERBS = {"holds": "hold", "does not hold": "do not hold"}
+OUTCOME_PLURALS = OUTCOME_LABELS | {"holds": "hold", "does not hold": "do not hold"}
 BASELINE_MARK = " °"
 """Mark of scores that are not better than the simplest baseline."""
 BUSY_FACTOR = 1.1
@@ -70,16 +70,16 @@ def _render_tiles(results: Facts) -> Markup:
     cost = results["cost"]
     return tiles(
         [
-            *((str(outcomes.count(name)), _count_claims(name)) for name in OUTCOME_COLOURS if name in outcomes),
+            *(
+                (str(outcomes.count(name)), f"claims {OUTCOME_PLURALS.get(name, name)}")
+                for name in OUTCOME_COLOURS
+                if name in outcomes
+            ),
             (str(len(results["seeds"])), "seeds"),
             (format_duration(cost.get("wall_seconds") or cost["seconds"]), "time of all steps"),
             (format_kilograms(cost["co2e_kg"]), "CO2e"),
         ]
     )
-
-
-def _count_claims(outcome: str) -> str:
-    return f"claims {OUTCOME_VERBS.get(outcome) or format_outcome(outcome)}"
 
 
 def _render_claims(results: Facts) -> Markup:
@@ -261,21 +261,12 @@ def _escape(text: str) -> str:
     return re.sub(r"([\\\[<])", r"\\\1", " ".join(text.split()))
 
 
-def format_outcome(outcome: str) -> str:
-    """Return a verdict as the page states it.
-
-    >>> format_outcome("undecided")
-    'undecided at this budget'
-    """
-    return OUTCOME_LABELS.get(outcome, outcome)
-
-
 def format_verdict(results: Facts, claim: Facts) -> str:
     """Return the verdict of a claim, marked if neither of its rows is better than the simplest baseline."""
     sides = (claim["better"], claim["measure"]), (claim["worse"], claim["against"])
     cells = [results["table"].get(row, {}).get(measure, {}) for row, measure in sides]
     has_learned = any(cell.get("is_above_baseline", True) for cell in cells)
-    return f"{format_outcome(claim['outcome'])}{'' if has_learned else BASELINE_MARK}"
+    return f"{OUTCOME_LABELS.get(claim['outcome'], claim['outcome'])}{'' if has_learned else BASELINE_MARK}"
 
 
 def format_difference(claim: Facts) -> str:
