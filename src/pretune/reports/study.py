@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from pretune.core.log import format_count, format_duration, format_kilograms, format_number
@@ -66,15 +67,14 @@ def _build_sections(results: Facts) -> list[Section]:
 
 
 def _render_tiles(results: Facts) -> Markup:
-    outcomes = [claim["outcome"] for claim in results["claims"]]
+    outcomes = Counter(claim["outcome"] for claim in results["claims"])
+    counts = [
+        (str(outcomes[name]), f"claims {OUTCOME_PLURALS.get(name, name)}") for name in OUTCOME_COLOURS if outcomes[name]
+    ]
     cost = results["cost"]
     return tiles(
         [
-            *(
-                (str(outcomes.count(name)), f"claims {OUTCOME_PLURALS.get(name, name)}")
-                for name in OUTCOME_COLOURS
-                if name in outcomes
-            ),
+            *counts,
             (str(len(results["seeds"])), "seeds"),
             (format_duration(cost.get("wall_seconds") or cost["seconds"]), "time of all steps"),
             (format_kilograms(cost["co2e_kg"]), "CO2e"),
@@ -137,7 +137,7 @@ def _render_cell(results: Facts, row: str, measure: Facts, is_best: bool) -> Mar
     test = cell["against"]
     if row == results["reference"] or test is None or not is_score(measure):
         return text
-    p_value = "" if test["p"] is None else f", p {format_p(test['p'])}"
+    p_value = "" if test["p"] is None else ", p < 0.001" if test["p"] < 0.001 else f", p {test['p']:.2g}"
     difference = f"{test['difference']:+.3g}{p_value}"
     is_significant = test["p"] is not None and test["p"] < MAX_P
     return join([text, element("small", element("b", difference) if is_significant else difference)])
@@ -364,15 +364,6 @@ def format_amount(value: float, amount: str) -> str:
     if amount in _AMOUNT_FORMATS:
         return _AMOUNT_FORMATS[amount](value)
     return f"{format_number(value, billion='G')}{'FLOP' if amount == 'flops' else ''}"
-
-
-def format_p(p: float) -> str:
-    """Return a p-value with two digits.
-
-    >>> format_p(0.0312), format_p(0.00001)
-    ('0.031', '< 0.001')
-    """
-    return "< 0.001" if p < 0.001 else f"{p:.2g}"
 
 
 def list_settings(results: Facts) -> list[tuple[str, str]]:
