@@ -11,6 +11,8 @@ Names are imported on first use: `import pretune` loads neither torch nor numpy.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from pretune.core import __version__
+
 if TYPE_CHECKING:
     from pretune.adaptation.adapted import add_adapter, add_head
     from pretune.adaptation.io import load, save
@@ -53,7 +55,6 @@ if TYPE_CHECKING:
     from pretune.text.tokenizer import Tokenizer
     from pretune.text.tokenizer.training import train_tokenizer
 
-__version__ = "0.1.0"
 
 __all__ = [
     "__version__",

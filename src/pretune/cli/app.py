@@ -11,10 +11,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from pretune import __version__
 from pretune.cli._errors import classify_error, to_one_line
 from pretune.cli._options import derive_command, option
-from pretune.core import log
+from pretune.core import __version__, log
 from pretune.core.errors import ResourceError, StoppedError, UsageError, UserInterruptError, suggest
 from pretune.core.machine import limit_threads
 from pretune.core.registry import Registry

@@ -9,10 +9,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pretune import __version__
 from pretune.cli._options import AsCsv, AsJson, check_format
 from pretune.cli._output import print_csv
-from pretune.core import log
+from pretune.core import __version__, log
 from pretune.core.machine import count_cores, measure_memory
 
 _PACKAGES = (

@@ -2,3 +2,5 @@
 
 Nothing is imported here: `import pretune.core.errors` must stay cheap, and `pretune.core.types` needs torch.
 """
+
+__version__ = "0.1.0"

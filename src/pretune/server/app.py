@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
-from pretune import __version__
+from pretune.core import __version__
 from pretune.core.errors import PretuneError, UsageError
 from pretune.server.completion import Completion, CompletionPiece
 from pretune.server.engine import Engine

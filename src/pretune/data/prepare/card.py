@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pretune import __version__
+from pretune.core import __version__
 from pretune.core.io import atomic_write, write_json
 from pretune.core.log import format_count
 from pretune.core.table import format_markdown
