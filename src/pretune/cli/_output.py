@@ -22,7 +22,7 @@ from typing import Any
 
 from pretune.core import log
 from pretune.core.errors import UsageError, refuse_broken_link
-from pretune.core.table import Section, align_columns
+from pretune.core.log import Section, align_columns
 
 WIDTH = 80
 """Width at which titles and notes of a page are wrapped; tables are narrower."""

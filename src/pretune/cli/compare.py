@@ -72,8 +72,7 @@ def _run_plan(plan: "Plan", options: CompareOptions, as_json: bool) -> None:
 
 def format_plan(plan: "Plan") -> "Iterator[str]":
     """Yield the lines of a plan: question, rows, steps, cost and time."""
-    from pretune.core.log import format_count, format_duration, format_number
-    from pretune.core.table import align_columns
+    from pretune.core.log import align_columns, format_count, format_duration, format_number
     from pretune.models.devices import DEVICES
     from pretune.reports.study import ACTION_NAMES
     from pretune.studies.plan import ACTIONS
@@ -124,7 +123,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
-    from pretune.core.table import align_columns
+    from pretune.core.log import align_columns
     from pretune.reports.study import format_difference, format_marks, format_tuning, format_verdict, list_rows
 
     yield from align_columns(

@@ -156,7 +156,7 @@ def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]"
 
 
 def _format_result(run: "FinetunedRun") -> "Iterator[str]":
-    from pretune.core.table import align_columns
+    from pretune.core.log import align_columns
     from pretune.reports.facts import build_score_table
     from pretune.runs.model_card import format_notes
 

@@ -11,7 +11,7 @@ from pretune.cli._options import AsCsv, AsJson, argument, check_format
 from pretune.cli._output import hint, print_csv
 from pretune.core import log
 from pretune.core.errors import UsageError, suggest
-from pretune.core.table import align_columns
+from pretune.core.log import align_columns
 
 
 def list_(

@@ -61,7 +61,7 @@ def quickstart(
 
 def _format_table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
     """Yield a table of methods by training set size, with the number of seeds in brackets."""
-    from pretune.core.table import align_columns
+    from pretune.core.log import align_columns
 
     counts = sorted({row["labels"] for row in rows})
     cells = {(row["method"], row["labels"]): f"{row['mean']:.3f} ({len(row['seeds'])})" for row in rows}

@@ -10,8 +10,7 @@ from pretune.cli._options import AsCsv, AsJson, argument, check_format, complete
 from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_csv, print_page, quote
 from pretune.core import log
 from pretune.core.errors import UsageError, explain_missing
-from pretune.core.log import format_count, parse_count
-from pretune.core.table import Section
+from pretune.core.log import Section, format_count, parse_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

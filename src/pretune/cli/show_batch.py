@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pretune.cli._options import AsJson, argument, complete_objectives, complete_shapes, option
 from pretune.cli._output import find_free_path, hint, hint_other, print_page, quote
 from pretune.core import log
-from pretune.core.table import Section, count_cells
+from pretune.core.log import Section, count_cells
 
 if TYPE_CHECKING:
     from pretune.objectives.example import BatchExample, ExampleSide

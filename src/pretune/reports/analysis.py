@@ -14,9 +14,8 @@ from pretune.analysis.pictures import draw_analysis, group_points, list_head_cla
 from pretune.core.config import Amount, Count, Number, check_record
 from pretune.core.errors import DataError
 from pretune.core.io import read_json
-from pretune.core.log import format_count
+from pretune.core.log import Section, format_count
 from pretune.core.run_dir import RunDir
-from pretune.core.table import Section
 from pretune.reports import Markup, element, join, note, table
 from pretune.reports.charts import to_svg
 from pretune.reports.facts import Facts, is_number

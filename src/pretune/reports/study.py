@@ -5,8 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from pretune.core.log import format_count, format_duration, format_kilograms, format_number
-from pretune.core.table import format_markdown
+from pretune.core.log import format_count, format_duration, format_kilograms, format_markdown, format_number
 from pretune.reports import (
     NO_MARKUP,
     Markup,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretune.core import io
 from pretune.core.config import get_kind
-from pretune.core.log import format_count
-from pretune.core.table import format_markdown
+from pretune.core.log import format_count, format_markdown
 from pretune.reports import facts
 from pretune.reports.facts import Facts, Rows, build_score_table
 from pretune.runs.config import PretrainConfig

@@ -25,8 +25,8 @@ from pretune.tasks import TASKS
 from pretune.tasks.task import Task, load_task
 from pretune.tasks.types import has_answer
 from pretune.text.corpora.document import Document
+from pretune.text.corpora.file_discovery import make_pair_document
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file
-from pretune.text.corpora.pairs import make_pair_document
 from pretune.text.corpora.streams import Errors
 
 TASK_PREFIX = "task:"

@@ -20,7 +20,7 @@ from pretune.runs.prepare import TASK_PREFIX
 from pretune.tasks import TASKS
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN_PREFIX
-from pretune.text.corpora.pairs import PREFIX as PAIR_PREFIX
+from pretune.text.corpora.file_discovery import PAIR
 
 DATA_VARIABLE = "$PRETUNE_DATA"
 HUB_PREFIX = "hf:"
@@ -122,7 +122,7 @@ def inspect_input(name: str, data: str | None) -> tuple[str, int, str | None]:
     if DATA_VARIABLE in path:
         return path, 0, f"'{name}': set $PRETUNE_DATA, or --data, to the directory with the data"
     total = 0
-    for part in path.removeprefix(PAIR_PREFIX).split(",") if path.startswith(PAIR_PREFIX) else [path]:
+    for part in path.removeprefix(PAIR).split(",") if path.startswith(PAIR) else [path]:
         size = _sum_sizes(part)
         if not size:
             return path, 0, f"'{name}': put it at {part}"
@@ -145,7 +145,7 @@ def identify_input(name: str, data: str | None) -> str | None:
         return None
     path = expand(name, data)
     digest, is_empty = hashlib.sha256(), True
-    for part in path.removeprefix(PAIR_PREFIX).split(",") if path.startswith(PAIR_PREFIX) else [path]:
+    for part in path.removeprefix(PAIR).split(",") if path.startswith(PAIR) else [path]:
         is_model = Path(part).is_dir() and (Path(part) / "MANIFEST.json").is_file()
         for file in sorted(_list_files(part)):
             if not is_model or _is_model_file(file.relative_to(part)):

@@ -20,13 +20,13 @@ from pretune.core import log
 from pretune.core.log import (
     COST_SPAN,
     TRAINING_TIME,
+    align_columns,
     format_dollars,
     format_duration,
     format_energy,
     format_kilograms,
     format_number,
 )
-from pretune.core.table import align_columns
 from pretune.training.cost import Cost
 from pretune.training.records import RunSummaryRecord
 

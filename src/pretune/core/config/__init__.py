@@ -16,7 +16,7 @@ A config cannot name code: `kind` only selects among the classes that the field'
 
 from pretune.core.config.edit import diff, list_paths, parse_assignments, replace
 from pretune.core.config.read import from_dict
-from pretune.core.config.records import Amount, Count, Number, check_record, read_record, read_records, read_spec
+from pretune.core.config.records import Amount, Count, Number, check_record, read_record, read_records
 from pretune.core.config.specs import (
     Constraint,
     Fraction,
@@ -39,6 +39,6 @@ from pretune.core.config.specs import (
 __all__ = [
     "Amount", "Constraint", "Count", "Fraction", "Ge", "Gt", "Le", "Lt", "NonEmpty", "NonNegative",
     "Number", "PathText", "Positive", "PossiblePath", "Seed", "check_path", "check_record", "diff", "from_dict",
-    "get_kind", "list_paths", "parse_assignments", "read_record", "read_records", "read_spec", "replace", "spec",
+    "get_kind", "list_paths", "parse_assignments", "read_record", "read_records", "replace", "spec",
     "to_dict",
 ]  # fmt: skip

@@ -183,9 +183,10 @@ def read_yaml(file: Path) -> dict[str, Any]:
     import yaml
 
     data = read_bounded(file, UsageError, MAX_YAML_BYTES)
+    loader = _make_yaml_loader(file)
     try:
-        _check_size(file, data)
-        content = _load_yaml(file, data)
+        _check_size(file, data, loader)
+        content = loader(data).get_single_data()
     # ArithmeticError and LookupError: dates and numbers that PyYAML cannot convert
     except (yaml.YAMLError, ValueError, RecursionError, ArithmeticError, LookupError) as fault:
         raise UsageError(f"{file}: invalid YAML: {_to_printable(str(fault))}") from None
@@ -196,12 +197,20 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return content
 
 
-def _load_yaml(file: Path, data: bytes) -> Any:
-    """Return the content of a YAML document; a key that occurs twice would drop the first value, and is an error."""
+def _make_yaml_loader(file: Path) -> Any:
+    """Return a class that reads YAML safely and bounds the nesting.
+
+    A key that occurs twice would drop the first value, and is an error.
+    """
     import yaml
 
-    # NOTE: `_check_size` has read the document with the slower parser, whose limits can be set.
-    class UniqueKeyLoader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    class Loader(yaml.SafeLoader):
+        def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (the library's name)
+            # NOTE: the scanner runs ahead of the events, in time quadratic in the depth.
+            if self.flow_level > MAX_DEPTH:
+                raise UsageError(f"{file}: nested deeper than {MAX_DEPTH} levels")
+            super().fetch_flow_collection_start(TokenClass)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
             keys: set[str] = set()
             for key, _ in node.value:
@@ -212,27 +221,15 @@ def _load_yaml(file: Path, data: bytes) -> Any:
             mapping: dict[Any, Any] = super().construct_mapping(node, deep)
             return mapping
 
-    loader = UniqueKeyLoader(data)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+    return Loader
 
 
-def _check_size(file: Path, data: bytes) -> None:
+def _check_size(file: Path, data: bytes, loader: Any) -> None:
     """Reject a file that would take more than linear time to read, before any value is built."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        def fetch_flow_collection_start(self, TokenClass: Any) -> None:  # noqa: N803 (the library's name)
-            # NOTE: the scanner runs ahead of the events, in time quadratic in the depth.
-            if self.flow_level > MAX_DEPTH:
-                raise too_deep
-            super().fetch_flow_collection_start(TokenClass)
-
-    too_deep = UsageError(f"{file}: nested deeper than {MAX_DEPTH} levels")
     depth = 0
-    for number, event in enumerate(yaml.parse(data, Loader=Loader)):
+    for number, event in enumerate(yaml.parse(data, Loader=loader)):
         if number > MAX_YAML_VALUES:
             raise UsageError(f"{file}: more than {MAX_YAML_VALUES:,} values")
         if isinstance(event, yaml.AliasEvent):
@@ -243,7 +240,7 @@ def _check_size(file: Path, data: bytes) -> None:
             raise UsageError(f"{file}: a value of {len(event.value):,} characters without quotes; put it in quotes")
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise too_deep
+            raise UsageError(f"{file}: nested deeper than {MAX_DEPTH} levels")
 
 
 def _check_scalars(content: Any, file: Path) -> None:

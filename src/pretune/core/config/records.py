@@ -72,15 +72,6 @@ def check_record(
     return cast(T, data)
 
 
-def read_spec(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> T:
-    """Read a JSON file as a spec; any problem is raised as `error`, with the file and the field."""
-    data = read_json(path, error)
-    try:
-        return from_dict(cls, data, location=os.fspath(path))
-    except PretuneError as fault:
-        raise error(str(fault)) from None
-
-
 class _FieldError(Exception):
     """Missing field, or value of the wrong type."""
 

@@ -293,26 +293,18 @@ class Field(NamedTuple):
 _FIELDS: dict[type, dict[str, Field]] = {}
 
 
-def get_fields(cls: type) -> dict[str, Field]:
+def get_fields(cls: Any) -> dict[str, Field]:
     """Return the constructor fields of a spec class, in order."""
     if cls not in _FIELDS:
-        _FIELDS[cls] = _find_fields(cls)
+        hints, fields = typing.get_type_hints(cls, include_extras=True), dataclasses.fields(cls)
+        _FIELDS[cls] = {field.name: Field(hints[field.name], _get_default(field)) for field in fields if field.init}
     return _FIELDS[cls]
 
 
-def _find_fields(cls: Any) -> dict[str, Field]:
-    hints = typing.get_type_hints(cls, include_extras=True)
-    result: dict[str, Field] = {}
-    for field in dataclasses.fields(cls):
-        if not field.init:
-            continue
-        default: Callable[[], Any] | None = None
-        if field.default is not dataclasses.MISSING:
-            default = functools.partial(_return_value, field.default)
-        elif field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory
-        result[field.name] = Field(hints[field.name], default)
-    return result
+def _get_default(field: dataclasses.Field[Any]) -> Callable[[], Any] | None:
+    if field.default is not dataclasses.MISSING:
+        return lambda: field.default
+    return None if field.default_factory is dataclasses.MISSING else field.default_factory
 
 
 class FieldType(NamedTuple):
@@ -374,7 +366,3 @@ def _flatten(annotation: Any) -> list[Any]:
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return [part for argument in typing.get_args(annotation) for part in _flatten(argument)]
     return [annotation]
-
-
-def _return_value(value: Any) -> Any:
-    return value

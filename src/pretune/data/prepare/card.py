@@ -14,8 +14,7 @@ from typing import Any
 
 from pretune.core import __version__
 from pretune.core.io import atomic_write, write_json
-from pretune.core.log import format_count
-from pretune.core.table import format_markdown
+from pretune.core.log import format_count, format_markdown
 from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
 from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe
 from pretune.data.prepare.stage import StageReader

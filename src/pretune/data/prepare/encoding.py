@@ -16,7 +16,7 @@ from pretune.data.prepare.work_units import WorkUnit
 from pretune.text.cleaning import apply_filters, hash_content, resolve_filters
 from pretune.text.corpora import is_held_out
 from pretune.text.corpora.document import split_pieces
-from pretune.text.corpora.pairs import HALF_PAIRS
+from pretune.text.corpora.file_discovery import HALF_PAIRS
 from pretune.text.language import guess_language
 from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS

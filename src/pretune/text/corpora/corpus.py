@@ -22,10 +22,8 @@ from pretune.core.hub import is_repository
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN
 from pretune.text.corpora.document import Document, DocumentBoundary, choose_field
-from pretune.text.corpora.file_discovery import FileFinder, format_path
+from pretune.text.corpora.file_discovery import PAIR, FileFinder, format_path, open_pairs
 from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, make_documents
-from pretune.text.corpora.pairs import PREFIX as PAIR
-from pretune.text.corpora.pairs import open_pairs
 from pretune.text.corpora.streams import Errors
 
 HUB = "hf:"
