@@ -32,6 +32,7 @@ class Case(NamedTuple):
     kept: int = module.MAX_SCORE_BYTES  # bytes of the scores' gradients
     dtype: torch.dtype = DTYPE  # NOTE: the interpreter multiplies the bits of bf16
     apart: bool = False  # keys are of another side, though rows are as long
+    terms: tuple[str, ...] = ()  # scores of distances
 
     @property
     def cross(self) -> bool:
@@ -39,7 +40,7 @@ class Case(NamedTuple):
 
     @property
     def close(self) -> float:
-        return 2e-6 if self.dtype == torch.float32 else 6e-3
+        return 2e-6 if self.dtype == torch.float32 else 1e-2 if self.terms else 6e-3
 
 
 CASES = {
@@ -57,6 +58,12 @@ CASES = {
     "grouped, short, dropout, fp16": Case(1, 20, 20, heads=4, dropout=0.3, bias=True, dtype=torch.float16),
     "dropout, short": Case(2, 40, 40, dropout=0.3),
     "dropout, long, causal": Case(1, 150, 150, dropout=0.3, causal=True, bias=True),
+    "distances, two blocks": Case(2, 70, 70, terms=("c2p", "p2c")),
+    "content to position": Case(1, 150, 150, heads=1, key_heads=1, terms=("c2p",)),
+    "position to content, odd width": Case(1, 40, 40, width=24, terms=("p2c",)),
+    "distances, whole blocks, a row at a time": Case(3, 64, 64, heads=1, key_heads=1, terms=("c2p", "p2c"), kept=1),
+    "distances, dropout": Case(2, 70, 70, terms=("c2p", "p2c"), dropout=0.3),
+    "distances, one token": Case(2, 1, 1, terms=("c2p", "p2c")),
 }
 
 
@@ -75,6 +82,7 @@ class Inputs:
         self.leaves = [torch.randn(case.rows * length, heads, case.width) for length, heads in sizes]
         if case.bias:
             self.leaves.append(torch.randn(case.heads, case.queries, case.keys))
+        self.leaves += [torch.randn(2 * case.queries, case.heads, case.width) for _ in case.terms]
         self.leaves = [leaf.to(DEVICE, case.dtype).requires_grad_() for leaf in self.leaves]
         self.seed = torch.tensor((123456789, 987654321), dtype=torch.int32, device=DEVICE)
         self.weights = torch.randn(case.rows * case.queries, case.heads, case.width).to(DEVICE, case.dtype)
@@ -84,8 +92,9 @@ class Inputs:
         where = build_layout(
             self.mine.flatten().to(DEVICE), self.theirs.flatten().to(DEVICE) if case.cross else None, case.rows
         )
-        q, k, v, *bias = self.leaves
-        given = [*where[1:]], bias[0] if bias else None, self.seed
+        q, k, v, *more = self.leaves
+        named = dict(zip((*["bias"] * case.bias, *case.terms), more, strict=True))
+        given = [*where[1:]], named.get("bias"), self.seed, named.get("c2p"), named.get("p2c")
         out, _ = module._attend(q, k, v, *given, case.causal, case.window or 0, SCALE, case.dropout)
         return out, *torch.autograd.grad(out, self.leaves, self.weights)
 
@@ -94,14 +103,19 @@ class Inputs:
         out = self._spelled_out(*leaves)
         return out, *torch.autograd.grad(out, leaves, self.weights.cpu().double())
 
-    def _spelled_out(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _spelled_out(self, q: Tensor, k: Tensor, v: Tensor, *more: Tensor) -> Tensor:
         case = self.case
+        named = dict(zip((*["bias"] * case.bias, *case.terms), more, strict=True))
         group = case.heads // case.key_heads
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         q, k, v = (x.view(case.rows, -1, case.heads, case.width).transpose(1, 2) for x in (q, k, v))
-        scores = q @ k.transpose(-1, -2) * SCALE
-        scores = scores if bias is None else scores + bias
         distance = torch.arange(case.keys) - torch.arange(case.queries)[:, None]
+        scores = q @ k.transpose(-1, -2)
+        if "c2p" in named:
+            scores = scores + torch.einsum("rhid,ijhd->rhij", q, named["c2p"][case.keys - 1 + distance])
+        if "p2c" in named:
+            scores = scores + torch.einsum("rhjd,ijhd->rhij", k, named["p2c"][case.keys - 1 + distance])
+        scores = scores * SCALE + named.get("bias", 0.0)
         seen = self.mine[:, None, :, None] == self.theirs[:, None, None, :]
         seen = seen & (distance <= 0) if case.causal else seen
         seen = seen & (distance.abs() < case.window) if case.window else seen

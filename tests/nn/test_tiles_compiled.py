@@ -18,12 +18,13 @@ KERNELS = (
     "compute_bias_gradients",
 )
 DISTANCE_KERNELS = ("forward", "compute_key_gradients", "compute_query_gradients", "compute_distance_gradients")
+DISTANCES = {"CAUSAL": False, "BIAS": False, "C2P": True, "P2C": True}
 FP32 = {"NORM", "DELTA", "DB", "DPK", "DPQ", "COARSE", "VALUES", "STEPS"}
 INT32 = {"Q_SEQUENCE", "K_SEQUENCE", "SEQUENCE", "SPAN", "SEED"}
 NUMBERS = {"scale", "factor", "inverse"}
 FIXED: dict[str, Any] = {
     "D": 64, "DP": 64, "BM": 64, "BN": 64, "SPLITS": 8,
-    "KEEP": True, "CAUSAL": True, "WINDOW": 0, "BIAS": True, "DROP": True, "C2P": True, "P2C": True,
+    "KEEP": True, "CAUSAL": True, "WINDOW": 0, "BIAS": True, "DROP": True, "C2P": False, "P2C": False,
 }  # fmt: skip
 
 
@@ -48,10 +49,11 @@ def test_a_hopper_has_code_for_it(name: str, single: bool) -> None:
 @pytest.mark.parametrize("name", DISTANCE_KERNELS)
 def test_a_hopper_has_code_for_distances(name: str) -> None:
     """Within its shared memory."""
-    from pretune.nn import distance_kernels
-    from pretune.nn.distance_tiles import BACKWARD_OPTIONS
+    from pretune.nn import kernels
+    from pretune.nn.tiles import DISTANCE_TILES
 
-    assert build(getattr(distance_kernels, name), FIXED, **BACKWARD_OPTIONS).metadata.shared < 227 * 1024
+    options = {key: value for key, value in DISTANCE_TILES[1].items() if key.startswith("num_")}
+    assert build(getattr(kernels, name), {**FIXED, **DISTANCES}, **options).metadata.shared < 227 * 1024
 
 
 @pytest.mark.parametrize("rows", [1, 16, 64])
@@ -61,10 +63,7 @@ def test_a_hopper_has_code_for_quantized_products(bits: int, rows: int) -> None:
     from pretune.nn import quantized_kernels
     from pretune.nn import quantized_products as products
 
-    tiles = (products.ONE_ROW, products.SEVERAL_ROWS)
-    if bits == 4:
-        tiles = (products.NF4_ONE_ROW, products.NF4_SEVERAL_ROWS)
-    fixed = {**products._choose_tile(*tiles, rows, 2048), "DOUBLE": True, "BLOCK": 64}
+    fixed = {**products._choose_tile(bits, rows, 2048, 64), "DOUBLE": True, "PTX": True, "BLOCK": 64}
     options = {name: fixed.pop(name) for name in ("num_warps", "num_stages") if name in fixed}
     kernel = quantized_kernels.int8_kernel if bits == 8 else quantized_kernels.nf4_kernel
     types = {"CODES": "*i8", "SCALES": "*fp32"} if bits == 8 else {"CODES": "*u8", "SCALES": "*u8"}

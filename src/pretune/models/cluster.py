@@ -12,12 +12,7 @@ import re
 from dataclasses import dataclass
 
 from pretune.core.errors import UsageError, suggest
-from pretune.models.cost import (
-    CO2_KG_PER_KWH,
-    estimate_memory,
-    estimate_recomputed_bytes,
-    flops_per_token,
-)
+from pretune.models.cost import CO2_KG_PER_KWH, estimate_memory, estimate_recomputed_bytes, flops_per_token
 from pretune.models.devices import DEVICES, LINKS, Device
 from pretune.models.spec import Model
 

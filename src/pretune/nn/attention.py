@@ -216,10 +216,11 @@ class DisentangledAttention(MultiHeadAttention):
         keys, queries = self._project_distances(context.distances)
         content, all_values = repeat_kv(q, k, v)
         if context.backend == "tiles":
-            from pretune.nn.distance_tiles import attend_distances
+            from pretune.nn.tiles import attend_tiles
 
             layout, dropout = context.blocks, self.dropout if self.training else 0.0
-            out = attend_distances(q, content, all_values, layout, keys, queries, scale=self.scale, dropout=dropout)
+            distances = (keys, queries)
+            out = attend_tiles(q, content, all_values, layout, distances=distances, scale=self.scale, dropout=dropout)
             return out, None
         if context.backend == "eager":  # the reference is exact
             exact = torch.promote_types(q.dtype, torch.float32)

@@ -3,6 +3,11 @@
 A program of `tiles` computes a tile of queries and keys of one row and head, in fp32, with scores in base 2. Upper-case
 names are pointers and constants, lower-case names numbers; `m` and `n` are columns of queries and keys, `place` is the
 index of a row and head.
+
+Disentangled attention has keys PK and queries PQ of the distances R - 1 down to -R, `[2R, H, D]`. A tile of BM queries
+from m0 on and BN keys from n0 on has BM + BN - 1 distances. Products of its queries (and keys) with their vectors are
+`[BM, BM + BN]`; query i and key j need column BM - 1 - i + j: a gather inside the tile, so that the forward pass has no
+matrix of scores in memory, and the backward pass one, their gradients.
 """
 
 import torch
@@ -146,11 +151,54 @@ def store_tile(DS, ds, place, m, n, RQ, RK):
 
 
 @triton.jit
+def _load_distances(X, h, m0, n0, heads, R, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """Load the vectors of a tile's distances `[BM + BN, D]`; zero outside."""
+    c, d = n0 - m0 + R - BM + tl.arange(0, BM + BN), tl.arange(0, DP)
+    places = X + (c[:, None] * heads + h) * D + d[None, :]
+    return tl.load(places, mask=((c >= 0) & (c < 2 * R))[:, None] & (d < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _score_distances(
+    q, k, PK, PQ, h, m0, n0, heads, R, D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    C2P: tl.constexpr, P2C: tl.constexpr,
+):  # fmt: skip
+    """Return the scores of a tile's distances `[BM, BN]`, not scaled."""
+    i, j = tl.arange(0, BM), tl.arange(0, BN)
+    s = tl.zeros([BM, BN], tl.float32)
+    if C2P:
+        vectors = _load_distances(PK, h, m0, n0, heads, R, D, DP, BM, BN)
+        s += tl.gather(tl.dot(q, tl.trans(vectors)), (BM - 1 - i)[:, None] + j[None, :], 1)
+    if P2C:
+        vectors = _load_distances(PQ, h, m0, n0, heads, R, D, DP, BM, BN)
+        s += tl.trans(tl.gather(tl.dot(k, tl.trans(vectors)), (BM - 1 - i)[None, :] + j[:, None], 1))
+    return s
+
+
+@triton.jit
+def _spread_queries(ds, BM: tl.constexpr, BN: tl.constexpr):
+    """Return the gradients of a tile's scores `[BM, BN]` by distance `[BM, BM + BN]`."""
+    i, c = tl.arange(0, BM), tl.arange(0, BM + BN)
+    j = c[None, :] - (BM - 1) + i[:, None]
+    return tl.where((j >= 0) & (j < BN), tl.gather(ds, tl.minimum(tl.maximum(j, 0), BN - 1), 1), 0.0)
+
+
+@triton.jit
+def _spread_keys(ds, BM: tl.constexpr, BN: tl.constexpr):
+    """Return the gradients of a tile's scores `[BN, BM]` by distance `[BN, BM + BN]`."""
+    j, c = tl.arange(0, BN), tl.arange(0, BM + BN)
+    i = BM - 1 + j[:, None] - c[None, :]
+    return tl.where((i >= 0) & (i < BM), tl.gather(ds, tl.minimum(tl.maximum(i, 0), BM - 1), 1), 0.0)
+
+
+@triton.jit
 def forward(
-    Q, K, V, O, NORM, Q_SEQUENCE, K_SEQUENCE, SPAN, BIAS_TABLE, SEED, q_token, q_head, k_token, k_head, v_token, v_head,
+    Q, K, V, PK, PQ, O, NORM, Q_SEQUENCE, K_SEQUENCE, SPAN, BIAS_TABLE, SEED,
+    q_token, q_head, k_token, k_head, v_token, v_head,
     scale, threshold, inverse, heads, group, RQ, RK, blocks,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
+    C2P: tl.constexpr, P2C: tl.constexpr,
 ):  # fmt: skip
     """Compute the output of a block of queries, and the base-2 logarithm of its softmax denominator."""
     block, place = locate_program(blocks)
@@ -171,8 +219,11 @@ def forward(
         n = start + tl.arange(0, BN)
         k = load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
         k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
+        s = tl.dot(q, tl.trans(k))
+        if C2P or P2C:
+            s += _score_distances(q, k, PK, PQ, h, block * BM, start, heads, RQ, D, DP, BM, BN, C2P, P2C)
         s = _mask_scores(
-            tl.dot(q, tl.trans(k)) * scale, m[:, None], n[None, :], q_ids[:, None], k_ids[None, :],
+            s * scale, m[:, None], n[None, :], q_ids[:, None], k_ids[None, :],
             BIAS_TABLE + h * RQ * RK, RQ, RK, CAUSAL, WINDOW, BIAS,
         )  # fmt: skip
         new = tl.maximum(top, tl.max(s, 1))
@@ -192,13 +243,13 @@ def forward(
 
 @triton.jit
 def _compute_score_gradient(
-    q, k, v, g, delta, norm, m, n, q_sequence, k_sequence, BIAS_TABLE, scale, query_bits, key_bits,
+    s, v, g, delta, norm, m, n, q_sequence, k_sequence, BIAS_TABLE, scale, query_bits, key_bits,
     threshold, inverse, RQ, RK,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
 ):  # fmt: skip
-    """Return the probabilities after dropout (not rescaled) and the gradient of the scores, `[keys, queries]` each."""
+    """Return the probabilities after dropout (not rescaled) and the gradient of scores `s`, `[keys, queries]` each."""
     s = _mask_scores(
-        tl.dot(k, tl.trans(q)) * scale, m[None, :], n[:, None], q_sequence[None, :], k_sequence[:, None],
+        s * scale, m[None, :], n[:, None], q_sequence[None, :], k_sequence[:, None],
         BIAS_TABLE, RQ, RK, CAUSAL, WINDOW, BIAS,
     )  # fmt: skip
     p = tl.exp2(s - norm[None, :])
@@ -237,8 +288,8 @@ def compute_row_gradients(
         v = load_rows(V, row, RK, h, n, d, v_token, v_head, D)
         k_ids = tl.load(K_SEQUENCE + row * RK + n, mask=n < RK, other=-3)
         dropped_p, ds = _compute_score_gradient(
-            q, k, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale, bits, hash_bits(n, second),
-            threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
+            tl.dot(k, tl.trans(q)), v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale,
+            bits, hash_bits(n, second), threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
         )  # fmt: skip
         store_rows(DV, tl.dot(dropped_p.to(g.dtype), g) * inverse, row, RK, h, n, d, dk_token, D, D)
         ds = ds.to(q.dtype)
@@ -262,11 +313,12 @@ def compute_deltas(O, G, DELTA, heads, RQ, blocks, D: tl.constexpr, DP: tl.const
 
 @triton.jit
 def compute_key_gradients(
-    Q, K, V, G, NORM, DELTA, Q_SEQUENCE, K_SEQUENCE, BIAS_TABLE, SEED, SPAN, DK, DV, DS, d_token,
+    Q, K, V, PK, PQ, G, NORM, DELTA, Q_SEQUENCE, K_SEQUENCE, BIAS_TABLE, SEED, SPAN, DK, DV, DS, d_token,
     q_token, q_head, k_token, k_head, v_token, v_head, scale, factor, threshold, inverse, heads, group, RQ, RK,
     first_row, blocks,
     D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     CAUSAL: tl.constexpr, WINDOW: tl.constexpr, BIAS: tl.constexpr, DROP: tl.constexpr,
+    C2P: tl.constexpr, P2C: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of keys and values over all queries and heads; stores those of scores."""
     block, place = locate_program(blocks)
@@ -294,22 +346,28 @@ def compute_key_gradients(
             norm = tl.load(NORM + head_place * RQ + m, mask=m < RQ, other=1e30)
             delta = tl.load(DELTA + head_place * RQ + m, mask=m < RQ, other=0.0)
             q_ids = tl.load(Q_SEQUENCE + row * RQ + m, mask=m < RQ, other=-2)
+            s = tl.dot(k, tl.trans(q))
+            if C2P or P2C:
+                s += tl.trans(_score_distances(q, k, PK, PQ, h, start, block * BN, heads, RQ, D, DP, BM, BN, C2P, P2C))
             dropped_p, ds = _compute_score_gradient(
-                q, k, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale,
+                s, v, g, delta, norm, m, n, q_ids, k_ids, BIAS_TABLE + h * RQ * RK, scale,
                 hash_bits(m, first), key_bits, threshold, inverse, RQ, RK, CAUSAL, WINDOW, BIAS, DROP,
             )  # fmt: skip
             dv += tl.dot(dropped_p.to(g.dtype), g)
             ds = ds.to(q.dtype)
             store_tile(DS, ds, head_place - first_row * heads, m, n, RQ, RK)
             dk += tl.dot(ds, q)
+            if P2C:
+                vectors = _load_distances(PQ, h, start, block * BN, heads, RQ, D, DP, BM, BN)
+                dk += tl.dot(_spread_keys(ds, BM, BN).to(q.dtype), vectors)
     store_rows(DK, dk * factor, row, RK, kh, n, d, d_token, D, D)
     store_rows(DV, dv * inverse, row, RK, kh, n, d, d_token, D, D)
 
 
 @triton.jit
 def compute_query_gradients(
-    K, SPAN, DS, DQ, k_token, k_head, d_token, factor, heads, group, RQ, RK, first_row, blocks,
-    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr,
+    K, PK, SPAN, DS, DQ, k_token, k_head, d_token, factor, heads, group, RQ, RK, first_row, blocks,
+    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, CAUSAL: tl.constexpr, C2P: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of a block of queries from those of scores."""
     block, place = locate_program(blocks)
@@ -324,7 +382,11 @@ def compute_query_gradients(
         n = start + tl.arange(0, BN)
         k = load_rows(K, row, RK, h // group, n, d, k_token, k_head, D)
         offsets, is_inside = compute_tile_offsets(place, m, n, RQ, RK)
-        dq += tl.dot(tl.trans(tl.load(DS + offsets, mask=is_inside, other=0.0)), k)
+        ds = tl.trans(tl.load(DS + offsets, mask=is_inside, other=0.0))
+        dq += tl.dot(ds, k)
+        if C2P:
+            vectors = _load_distances(PK, h, block * BM, start, heads, RQ, D, DP, BM, BN)
+            dq += tl.dot(_spread_queries(ds, BM, BN).to(k.dtype), vectors)
     store_rows(DQ, dq * factor, row, RQ, h, m, d, d_token, D, D)
 
 
@@ -348,3 +410,41 @@ def compute_bias_gradients(
     places = DB + ((part * heads + h).to(tl.int64) * RQ + m[None, :]) * RK + n[:, None]
     inside = (m < RQ)[None, :] & (n < RK)[:, None]
     tl.store(places, total + tl.load(places, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit
+def compute_distance_gradients(
+    Q, K, SPAN, DS, DPK, DPQ, q_token, q_head, k_token, k_head, factor, heads, R, first_row, last_row, blocks,
+    D: tl.constexpr, DP: tl.constexpr, BM: tl.constexpr, SPLITS: tl.constexpr,
+    C2P: tl.constexpr, P2C: tl.constexpr,
+):  # fmt: skip
+    """Add the gradients of the distances of one diagonal of tiles, over a group of rows, to DPK and DPQ.
+
+    Tiles of a diagonal have the same distances. Diagonal t has the query blocks `block + t - blocks + 1`.
+    """
+    t, h, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    shift = t - (blocks - 1)  # query block minus key block
+    d = tl.arange(0, DP)
+    dpk = tl.zeros([2 * BM, DP], tl.float32)
+    dpq = tl.zeros([2 * BM, DP], tl.float32)
+    for row in range(first_row + part, last_row, SPLITS):
+        for block in range(tl.maximum(-shift, 0), tl.minimum(blocks, blocks - shift)):
+            low = tl.load(SPAN + (row * blocks + block) * 2) // BM * BM
+            high = tl.load(SPAN + (row * blocks + block) * 2 + 1)
+            m, n = (block + shift) * BM + tl.arange(0, BM), block * BM + tl.arange(0, BM)
+            if ((block + shift) * BM >= low) & ((block + shift) * BM < high):
+                offsets, is_inside = compute_tile_offsets((row - first_row) * heads + h, m, n, R, R)
+                ds = tl.load(DS + offsets, mask=is_inside, other=0.0)
+                if C2P:
+                    q = load_rows(Q, row, R, h, m, d, q_token, q_head, D)
+                    dpk += tl.dot(tl.trans(_spread_queries(tl.trans(ds), BM, BM)).to(q.dtype), q)
+                if P2C:
+                    k = load_rows(K, row, R, h, n, d, k_token, k_head, D)
+                    dpq += tl.dot(tl.trans(_spread_keys(ds, BM, BM)).to(k.dtype), k)
+    c = tl.arange(0, 2 * BM)
+    places = (((part * heads + h) * (2 * blocks - 1) + t) * 2 * BM + c)[:, None].to(tl.int64) * D + d[None, :]
+    inside = (c < 2 * BM)[:, None] & (d < D)[None, :]
+    if C2P:
+        tl.store(DPK + places, tl.load(DPK + places, mask=inside, other=0.0) + dpk * factor, mask=inside)
+    if P2C:
+        tl.store(DPQ + places, tl.load(DPQ + places, mask=inside, other=0.0) + dpq * factor, mask=inside)

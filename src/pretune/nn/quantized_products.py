@@ -14,12 +14,13 @@ from torch import Tensor
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_ROWS = 64
 """Rows up to which a weight is dequantized in registers; for more, a product with the dequantized matrix is faster."""
-ONE_ROW = {"BN": 4, "BK": 1024, "num_warps": 4, "programs": 1}
-SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs": 264}
-"""Outputs and inputs of a tile, launch options, and programs wanted: few blocks of outputs are split by inputs."""
-NF4_ONE_ROW = {"BN": 4, "BK": 2048, "num_warps": 4, "programs": 1}
-NF4_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs": 264}
-"""The same for 4 bits."""
+_SEVERAL_ROWS = {"BN": 32, "BK": 256, "num_warps": 4, "num_stages": 4, "programs": 264}
+TILES = {
+    8: ({"BN": 4, "BK": 1024, "num_warps": 4, "programs": 1}, _SEVERAL_ROWS),
+    4: ({"BN": 4, "BK": 2048, "num_warps": 4, "programs": 1}, _SEVERAL_ROWS),
+}
+"""Bits of a weight -> tiles for one row and for several: outputs and inputs of a tile, launch options, and programs
+wanted: few blocks of outputs are split by inputs."""
 MATRIX_TILE = 2048
 """Weights of a matrix that one program dequantizes."""
 
@@ -41,30 +42,25 @@ def _round_up(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
+def _choose_tile(bits: int, rows: int, inputs: int, min_length: int) -> dict[str, int]:
+    """Return the tile of a product; a block of inputs is no longer than K, rounded up, and at least `min_length`."""
+    tile, height = TILES[bits][rows > 1], max(16, _round_up(rows))
+    longest = tile["BK"] if height == 16 else tile["BK"] // 2  # within shared memory
+    return {**tile, "BK": max(min(longest, _round_up(inputs)), min_length), "BM": height, "ONE_ROW": rows == 1}
+
+
 def _launch(
-    kernel: Any,
-    x: Tensor,
-    operands: Sequence[Any],
-    outputs: int,
-    tile: Mapping[str, int],
-    min_length: int,
-    **constants: Any,
+    kernel: Any, x: Tensor, operands: Sequence[Any], outputs: int, tile: dict[str, int], constants: Mapping[str, Any]
 ) -> Tensor:
-    """Run a kernel over rows `[M, K]`; a block of inputs is no longer than K, rounded up, and at least `min_length`."""
+    """Run a kernel over rows `[M, K]`."""
     from pretune.nn import quantized_kernels
 
     rows, inputs = x.shape
-    height = max(16, _round_up(rows))
-    longest = tile["BK"] if height == 16 else tile["BK"] // 2  # within shared memory
-    length = max(min(longest, _round_up(inputs)), min_length)
     blocks = -(-outputs // tile["BN"])
-    parts = max(1, min(tile["programs"] // blocks, inputs // length))
+    parts = max(1, min(tile.pop("programs") // blocks, inputs // tile["BK"]))
     y = x.new_empty((rows, outputs))
     sums = y if parts == 1 else x.new_empty((parts, rows, outputs), dtype=torch.float32)
-    launch = {name: value for name, value in tile.items() if name != "programs"} | {"BK": length, "BM": height}
-    kernel[blocks, parts](
-        x.contiguous(), *operands, sums, rows, outputs, inputs, ONE_ROW=rows == 1, **launch, **constants
-    )
+    kernel[blocks, parts](x.contiguous(), *operands, sums, rows, outputs, inputs, **tile, **constants)
     if parts > 1:
         quantized_kernels.add_kernel[(-(-y.numel() // 256),)](sums, y, y.numel(), parts, BLOCK=256)
     return y
@@ -75,8 +71,9 @@ def multiply_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     """Multiply rows `[M, K]` with the transpose of an int8 weight `[N, K]` with a scale for each output."""
     from pretune.nn.quantized_kernels import int8_kernel
 
-    tile = ONE_ROW if len(x) == 1 else SEVERAL_ROWS
-    return _launch(int8_kernel, x, (codes, scales), codes.shape[0], tile, 16)
+    return _launch(
+        int8_kernel, x, (codes, scales), codes.shape[0], _choose_tile(8, x.shape[0], x.shape[1], min_length=16), {}
+    )
 
 
 @multiply_int8.register_fake
@@ -95,18 +92,16 @@ def multiply_nf4(
     """
     from pretune.nn.quantized_kernels import nf4_kernel
 
-    tile = NF4_ONE_ROW if len(x) == 1 else NF4_SEVERAL_ROWS
     operands = (codes, scales, scales if coarse is None else coarse, values, steps)
     last = 0 if coarse is None else coarse.shape[0] - 1
     facts = {"last": last, "group": group, "DOUBLE": coarse is not None, "PTX": x.is_cuda, "BLOCK": block}
-    return _launch(nf4_kernel, x, operands, outputs, tile, max(block, 32), **facts)
+    return _launch(
+        nf4_kernel, x, operands, outputs, _choose_tile(4, x.shape[0], x.shape[1], min_length=max(block, 32)), facts
+    )
 
 
 @multiply_nf4.register_fake
-def _(
-    x: Tensor, codes: Tensor, scales: Tensor, coarse: Tensor | None, values: Tensor, steps: Tensor,
-    outputs: int, block: int, group: int,
-) -> Tensor:  # fmt: skip
+def _(x: Tensor, codes: Any, scales: Any, coarse: Any, values: Any, steps: Any, outputs: int, *_: Any) -> Tensor:
     return x.new_empty((x.shape[0], outputs))
 
 
@@ -128,8 +123,6 @@ def dequantize_nf4(
 
 
 @dequantize_nf4.register_fake
-def _(
-    codes: Tensor, scales: Tensor, coarse: Tensor | None, values: Tensor, steps: Tensor,
-    outputs: int, inputs: int, block: int, group: int, dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
+def _(codes: Tensor, *arguments: Any) -> Tensor:
+    outputs, inputs, _, _, dtype = arguments[-5:]
     return codes.new_empty((outputs, inputs), dtype=dtype)

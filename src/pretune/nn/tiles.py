@@ -1,8 +1,9 @@
 """Tiled attention over packed rows, for CUDA: tiles between sequences are skipped, and no R x R matrix is saved.
 
 A query attends to the keys of its sequence, with `causal` up to itself, with `window` near it. Supports a bias for
-every head and pair of columns, and attention dropout. Everything is computed in fp32 from inputs of any precision, with
-sums in a fixed order: results are deterministic. Legend: N queries, H heads, K key-value heads (K divides H), D head
+every head and pair of columns, scores of distances (disentangled attention), and attention dropout. Everything is
+computed in fp32 from inputs of any precision, with sums in a fixed order: results are deterministic.
+Legend: N queries, H heads, K key-value heads (K divides H), D head
 width, R row length (RQ of queries, RK of keys).
 
 NOTE: dropout hashes seed, row, head and both columns, so that forward and backward passes have the same mask.
@@ -33,10 +34,17 @@ SHORT_ROW_TILES = {"BN": 32, "num_warps": 4, "num_stages": 2}
 """Options of the kernel that computes all gradients of a short row and head at once."""
 QUERY_KERNEL_OPTIONS = {"num_warps": 4, "num_stages": 3}
 """Options of the kernel that computes the gradients of queries from those of scores."""
+DISTANCE_BLOCK = 64
+"""Queries and keys of a tile with scores of distances."""
+DISTANCE_TILES = (
+    {"BM": DISTANCE_BLOCK, "BN": DISTANCE_BLOCK, "num_warps": 8, "num_stages": 2},
+    {"BM": DISTANCE_BLOCK, "BN": DISTANCE_BLOCK, "num_warps": 8, "num_stages": 1},
+)
+"""Tile sizes and launch options of the forward and the backward pass with scores of distances."""
 MAX_SCORE_BYTES = 2**31
 """Maximum bytes of the scores' gradients in memory at a time."""
 SPLITS = 8
-"""Number of row groups whose bias gradients are summed separately."""
+"""Number of row groups whose gradients of biases and distances are summed separately."""
 # ruff: noqa: N803
 
 
@@ -103,16 +111,21 @@ def attend_tiles(
     v: Tensor,
     layout: TileLayout,
     bias: Tensor | None = None,
+    distances: tuple[Tensor | None, Tensor | None] = (None, None),
     *,
     causal: bool = False,
     window: int | None = None,
     scale: float,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend from queries `[N, H, D]` to keys and values `[M, K, D]`; `bias` is `[H, RQ, RK]`."""
+    """Attend from queries `[N, H, D]` to keys and values `[M, K, D]`; `bias` is `[H, RQ, RK]`.
+
+    `distances` are keys and queries `[2R, H, D]` of the distances R - 1 down to -R, for self-attention without groups,
+    window and causal mask; None leaves a term out.
+    """
     seed = torch.randint(0, 2**31 - 1, (2,), device=q.device, dtype=torch.int32) if dropout else None
-    bias = None if bias is None else bias.contiguous()
-    out: Tensor = _attend(q, k, v, [*layout[1:]], bias, seed, causal, window or 0, scale, dropout)[0]
+    bias, *tables = (None if part is None else part.contiguous() for part in (bias, *distances))
+    out: Tensor = _attend(q, k, v, [*layout[1:]], bias, seed, *tables, causal, window or 0, scale, dropout)[0]
     return out
 
 
@@ -124,6 +137,8 @@ def _attend(
     layout: list[Tensor],
     bias: Tensor | None,
     seed: Tensor | None,
+    keys: Tensor | None,
+    queries: Tensor | None,
     causal: bool,
     window: int,
     scale: float,
@@ -134,13 +149,14 @@ def _attend(
     (rows, length), (_, heads, width) = q_sequence.shape, q.shape
     out = q.new_empty(q.shape)
     norm = q.new_empty((rows, heads, length), dtype=torch.float32)
-    blocks = forward_spans.shape[1]
+    blocks, terms = forward_spans.shape[1], _name_terms(keys, queries)
+    tiles = DISTANCE_TILES if any(terms.values()) else _choose_tiles(length, k_sequence.shape[1])
     kernels.forward[(blocks * rows * heads,)](
-        q, k, v, out, norm, q_sequence, k_sequence, forward_spans,
+        q, k, v, _replace_none(keys, q), _replace_none(queries, q), out, norm, q_sequence, k_sequence, forward_spans,
         _replace_none(bias, q), _replace_none(seed, q_sequence), *get_strides(q, k, v),
         *compute_constants(scale, dropout), heads, heads // k.shape[1], length, k_sequence.shape[1], blocks,
         D=width, DP=round_up(width), CAUSAL=causal, WINDOW=window, BIAS=bias is not None, DROP=dropout > 0,
-        **_choose_tiles(length, k_sequence.shape[1])[0],
+        **terms, **tiles[0],
     )  # fmt: skip
     return out, norm
 
@@ -158,13 +174,16 @@ def _compute_gradients(
     layout: list[Tensor],
     bias: Tensor | None,
     seed: Tensor | None,
+    keys: Tensor | None,
+    queries: Tensor | None,
     causal: bool,
     window: int,
     scale: float,
     dropout: float,
     bias_needs_grad: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of q, k and v in one tensor (k and v in a second one for a source), and of the bias.
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of q, k and v in one tensor (k and v in a second one for a source), and those of the bias,
+    and of keys and queries of the distances; they are empty if there are none.
 
     `states` are q, k, v and both outputs of the forward pass.
     """
@@ -177,23 +196,28 @@ def _compute_gradients(
     parts = torch.split(key_gradients, [n * width for n in split], 1)
     dq, dk, dv = parts if is_shared else (first, *parts)
     group, sizes, keep = heads // k.shape[1], _choose_tiles(RQ, RK)[1], bias is not None and bias_needs_grad
-    options: dict[str, Any] = {"D": width, "DP": round_up(width), "CAUSAL": causal, "WINDOW": window}
-    options |= {"BIAS": bias is not None, "DROP": dropout > 0}
+    query_options, terms = QUERY_KERNEL_OPTIONS, _name_terms(keys, queries)
+    has_distances, PK, PQ = any(terms.values()), _replace_none(keys, q), _replace_none(queries, q)
+    if has_distances:
+        sizes, query_options, key_spans = DISTANCE_TILES[1], _get_launch_options(DISTANCE_TILES[0]), backward_spans
+    shape: dict[str, Any] = {"D": width, "DP": round_up(width)}
+    options = {**shape, "CAUSAL": causal, "WINDOW": window, "BIAS": bias is not None, "DROP": dropout > 0}
     log, *dropout_constants = compute_constants(scale, dropout)
     sequences, numbers = (
         (q_sequence, k_sequence, _replace_none(bias, q), _replace_none(seed, q_sequence)),
         (*get_strides(q, k, v), log, scale, *dropout_constants, heads),
     )
-    short = max(RQ, RK) <= MAX_SHORT_ROW and group == 1
+    short = max(RQ, RK) <= MAX_SHORT_ROW and group == 1 and not has_distances
     rows_per_step = rows if short else max(min(MAX_SCORE_BYTES // (heads * RQ * RK * q.itemsize), rows), 1)
     inner = q.new_empty((rows_per_step * heads, RK, RQ) if keep or not short else (0,))
     sums = q.new_zeros((SPLITS, heads, RQ, RK) if keep else (0,), dtype=torch.float32)
     delta = torch.empty_like(norm)
+    diagonals = 2 * backward_spans.shape[1] - 1
+    parts_shape = (SPLITS, heads, diagonals, 2 * DISTANCE_BLOCK, width)
+    dpk, dpq = (q.new_zeros((0,) if part is None else parts_shape, dtype=torch.float32) for part in (keys, queries))
     if not short:
         blocks = triton.cdiv(RQ, 64)
-        kernels.compute_deltas[(blocks * rows * heads,)](
-            out, g, delta, heads, RQ, blocks, D=width, DP=round_up(width), BM=64
-        )  # fmt: skip
+        kernels.compute_deltas[(blocks * rows * heads,)](out, g, delta, heads, RQ, blocks, **shape, BM=64)
     for begin in range(0, rows, rows_per_step):
         end = min(begin + rows_per_step, rows)
         if short:
@@ -204,29 +228,48 @@ def _compute_gradients(
             )  # fmt: skip
         else:
             kernels.compute_key_gradients[(key_spans.shape[1] * (end - begin) * k.shape[1],)](
-                q, k, v, g, norm, delta, *sequences, key_spans, dk, dv, inner, dk.stride(0), *numbers, group, RQ, RK,
-                begin, key_spans.shape[1], **options, **sizes,
+                q, k, v, PK, PQ, g, norm, delta, *sequences, key_spans, dk, dv, inner, dk.stride(0), *numbers, group,
+                RQ, RK, begin, key_spans.shape[1], **options, **terms, **sizes,
             )  # fmt: skip
             kernels.compute_query_gradients[(backward_spans.shape[1] * (end - begin) * heads,)](
-                k, backward_spans, inner, dq, *k.stride()[:2], dq.stride(0), scale, heads, group, RQ, RK, begin,
-                backward_spans.shape[1], D=width, DP=round_up(width), CAUSAL=causal,
-                BM=sizes["BM"], BN=sizes["BN"], **QUERY_KERNEL_OPTIONS,
+                k, PK, backward_spans, inner, dq, *get_strides(k), dq.stride(0), scale, heads, group, RQ, RK, begin,
+                backward_spans.shape[1], **shape, CAUSAL=causal, C2P=terms["C2P"],
+                BM=sizes["BM"], BN=sizes["BN"], **query_options,
+            )  # fmt: skip
+        if has_distances:
+            kernels.compute_distance_gradients[(diagonals, heads, SPLITS)](
+                q, k, backward_spans, inner, dpk, dpq, *get_strides(q, k), scale, heads, RQ, begin, end,
+                backward_spans.shape[1], SPLITS=SPLITS, **shape, **terms,
+                BM=sizes["BM"], **_get_launch_options(sizes),
             )  # fmt: skip
         if keep:
             q_blocks, k_blocks = triton.cdiv(RQ, sizes["BM"]), triton.cdiv(RK, sizes["BN"])
             kernels.compute_bias_gradients[(q_blocks * k_blocks, heads, SPLITS)](
                 backward_spans, inner, sums, RQ, RK, begin, end, BM=sizes["BM"], BN=sizes["BN"], CAUSAL=causal
             )  # fmt: skip
-    return first, second, sums.sum(0) if keep else sums
+    return first, second, sums.sum(0) if keep else sums, _fold_diagonals(dpk, RQ), _fold_diagonals(dpq, RQ)
 
 
 @_compute_gradients.register_fake
 def _(
-    g: Tensor, states: list[Tensor], layout: list[Tensor], bias: Tensor | None, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, bias_needs_grad = states[0], states[1], arguments[-1]
-    shape = bias.shape if bias is not None and bias_needs_grad else (0,)
-    return *_allocate_gradients(q, k)[1:], q.new_empty(shape, dtype=torch.float32)
+    g: Tensor, states: list[Tensor], layout: list[Tensor], bias: Any, seed: Any, keys: Any, queries: Any, *rest: Any
+) -> tuple[Tensor, ...]:
+    tables = (bias if rest[-1] else None, keys, queries)
+    gradients = (states[0].new_empty((0,) if part is None else part.shape, dtype=torch.float32) for part in tables)
+    return *_allocate_gradients(*states[:2])[1:], *gradients
+
+
+def _fold_diagonals(parts: Tensor, length: int) -> Tensor:
+    """Sum the gradients of diagonals `[splits, H, T, 2 blocks, D]`, neighbours of which overlap: `[2R, H, D]`."""
+    if parts.dim() == 1:
+        return parts
+    _, heads, diagonals, _, width = parts.shape
+    halves = parts.sum(0).flip(1).view(heads, diagonals, 2, DISTANCE_BLOCK, width)  # by rising first distance
+    out = parts.new_zeros(heads, (diagonals + 1) * DISTANCE_BLOCK, width)
+    out[:, : diagonals * DISTANCE_BLOCK] += halves[:, :, 0].flatten(1, 2)
+    out[:, DISTANCE_BLOCK:] += halves[:, :, 1].flatten(1, 2)
+    first = (diagonals + 1) // 2 * DISTANCE_BLOCK - length  # rows before the table
+    return out[:, first : first + 2 * length].transpose(0, 1).contiguous()
 
 
 def _allocate_gradients(q: Tensor, k: Tensor) -> tuple[bool, Tensor, Tensor]:
@@ -239,23 +282,29 @@ def _allocate_gradients(q: Tensor, k: Tensor) -> tuple[bool, Tensor, Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, layout, bias, seed, *ctx.rest = inputs
-    ctx.save_for_backward(q, k, v, *output, *layout, bias, seed)
+    q, k, v, layout, *tables = inputs[:8]
+    ctx.save_for_backward(q, k, v, *output, *layout, *tables)
+    ctx.rest = inputs[8:]
 
 
 def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
-    *tensors, bias, seed = ctx.saved_tensors
+    *tensors, bias, seed, keys, queries = ctx.saved_tensors
     states, layout, bias_needs_grad = tensors[:5], tensors[5:], ctx.needs_input_grad[4]
-    first, second, slope = _compute_gradients(g.contiguous(), states, layout, bias, seed, *ctx.rest, bias_needs_grad)
+    first, second, *slopes = _compute_gradients(
+        g.contiguous(), states, layout, bias, seed, keys, queries, *ctx.rest, bias_needs_grad
+    )
     q, k = states[:2]
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
     if second.shape[0]:
         dq, (dk, dv) = first, second.split(kv_heads * width, 1)
     else:
         dq, dk, dv = first.split([heads * width, kv_heads * width, kv_heads * width], 1)
-    gradients = (dq.view(q.shape), dk.view(k.shape), dv.view(k.shape))
-    bias_gradient = slope.to(bias.dtype) if bias_needs_grad else None
-    return *gradients, [None] * len(layout), bias_gradient, None, None, None, None, None
+    tables = (bias if bias_needs_grad else None, keys, queries)
+    d_bias, d_keys, d_queries = (
+        None if part is None else slope.to(part.dtype) for part, slope in zip(tables, slopes, strict=True)
+    )
+    gradients = (dq.view(q.shape), dk.view(k.shape), dv.view(k.shape), [None] * len(layout), d_bias)
+    return *gradients, None, d_keys, d_queries, None, None, None, None
 
 
 _attend.register_autograd(_backward, setup_context=_setup_context)
@@ -273,6 +322,11 @@ def get_strides(*tensors: Tensor) -> tuple[int, ...]:
 def compute_constants(scale: float, dropout: float) -> tuple[float, int, float]:
     """Return the scale of base-2 scores, the dropout threshold of 32-bit hashes, and 1 / (1 - dropout)."""
     return scale * math.log2(math.e), min(round(dropout * 2**32), 2**32 - 1), 1 / (1 - dropout)
+
+
+def _name_terms(keys: Tensor | None, queries: Tensor | None) -> dict[str, bool]:
+    """Return the constants of a kernel for the terms of the distances: content to position, and the reverse."""
+    return {"C2P": keys is not None, "P2C": queries is not None}
 
 
 def _replace_none(tensor: Tensor | None, default: Tensor) -> Tensor:

@@ -6,16 +6,7 @@ from typing import Any
 from pretune.core import config
 from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
 from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
-from pretune.models.hf.config import (
-    ACTIVATIONS,
-    CustomKey,
-    FixedKey,
-    Key,
-    allow_null,
-    check_flag,
-    check_size,
-    read_key,
-)
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, allow_null, check_flag, check_size, read_key
 from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
