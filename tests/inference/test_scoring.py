@@ -10,16 +10,14 @@ import torch
 import pretune as pt
 from pretune.core.errors import DataError, NonFiniteError, UsageError
 from pretune.inference.scoring import (
-    Passages,
     ScoringConfig,
+    compute_target_logprobs,
     compute_token_logprobs,
-    encode_passages,
     logprobs,
     queries,
     score,
 )
-from pretune.inference.scoring.logprobs import compute_target_logprobs
-from pretune.inference.scoring.queries import CausalScoring, MaskedScoring
+from pretune.inference.scoring_queries import CausalScoring, MaskedScoring, Passages, encode_passages
 from pretune.text.template import TEXT_A, TokenTemplate
 from tests.inference.scorers import STYLE, TEXTS, causal, ids, log_softmax, masked, scorer
 
@@ -244,10 +242,10 @@ def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.Monkey
         return compute_target_logprobs(*args, tokens=tokens, **kwargs)  # type: ignore[arg-type]
 
     baseline = score(model, TEXTS)
-    monkeypatch.setattr("pretune.inference.scoring.logprobs.compute_target_logprobs", short)
+    monkeypatch.setattr("pretune.inference.scoring.compute_target_logprobs", short)
     assert score(model, TEXTS, config=ScoringConfig(tokens=8192)) == pytest.approx(baseline, abs=1e-9)
     assert tried == [8192, 4096, 2048]
-    monkeypatch.setattr("pretune.inference.scoring.logprobs.MIN_BATCH_TOKENS", 4096)
+    monkeypatch.setattr("pretune.inference.scoring.MIN_BATCH_TOKENS", 4096)
     with pytest.raises(torch.OutOfMemoryError):
         score(model, TEXTS, config=ScoringConfig(tokens=8192))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches, map_in_threads
+from pretune.inference.text_model import CPU_BATCH_TOKENS, map_batches, map_in_threads
 
 
 @pytest.fixture(params=[1, 2, 3])

@@ -13,7 +13,8 @@ from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
-from pretune.inference.scoring import ScoringConfig, compute_token_logprobs, encode_passages
+from pretune.inference.scoring import ScoringConfig, compute_token_logprobs
+from pretune.inference.scoring_queries import encode_passages
 from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.objectives.base import Vocabulary

@@ -22,9 +22,8 @@ from pretune.evaluation.prompts import BLANK, PromptTemplate, count_fitting, ren
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.generate import Continuation, StopStrings
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens
-from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
-from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
-from pretune.inference.scoring.queries import CausalScoring, EncoderDecoderScoring
+from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig, build_scoring_method, get_max_length
+from pretune.inference.scoring_queries import CausalScoring, EncoderDecoderScoring
 from pretune.inference.text_model import get_predictive_model, get_tokenizer
 from pretune.metrics.question_answering import normalise
 from pretune.tasks.example import Example, Examples, Prediction

@@ -20,13 +20,12 @@ from pretune.data.sequences import Bools, Ints
 from pretune.evaluation import EvaluationResult
 from pretune.inference.scoring import (
     DEFAULT_SCORING,
-    Passages,
+    ProgressCallback,
     ScoringConfig,
     TokenLogProbs,
     compute_token_logprobs,
-    encode_passages,
 )
-from pretune.inference.scoring.logprobs import ProgressCallback
+from pretune.inference.scoring_queries import Passages, encode_passages
 from pretune.inference.text_model import get_tokenizer
 from pretune.tasks.example import Example, Examples
 from pretune.tasks.table import BlankRows, Jsonl, TableRow, is_blank, open_table, read_lines

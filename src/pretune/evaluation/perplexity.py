@@ -31,8 +31,16 @@ from pretune.core.errors import DataError, UsageError, explain_missing
 from pretune.data.sequences import Bools, compute_offsets, spread
 from pretune.evaluation import EvaluationResult
 from pretune.evaluation.minimal_pairs import average_by_group
-from pretune.inference.scoring import DEFAULT_SCORING, Passages, ScoringConfig, compute_token_logprobs, encode_passages
-from pretune.inference.scoring.logprobs import ProgressCallback, build_scoring_method, get_max_length, is_bidirectional
+from pretune.inference.scoring import (
+    DEFAULT_SCORING,
+    ProgressCallback,
+    ScoringConfig,
+    build_scoring_method,
+    compute_token_logprobs,
+    get_max_length,
+    is_bidirectional,
+)
+from pretune.inference.scoring_queries import Passages, encode_passages
 from pretune.inference.text_model import (
     count_unknown,
     describe_unknown,

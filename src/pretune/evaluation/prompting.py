@@ -25,8 +25,14 @@ from torch import nn
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, count_fitting, get_options, render_prompt
-from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig, compute_token_logprobs, encode_passages
-from pretune.inference.scoring.logprobs import build_scoring_method, get_max_length
+from pretune.inference.scoring import (
+    DEFAULT_SCORING,
+    ScoringConfig,
+    build_scoring_method,
+    compute_token_logprobs,
+    get_max_length,
+)
+from pretune.inference.scoring_queries import encode_passages
 from pretune.inference.text_model import get_predictive_model, get_tokenizer
 from pretune.tasks.example import Example, Examples
 

@@ -29,14 +29,15 @@ from pretune.data.sequences import Ints, Sequences, spread
 from pretune.inference.pooling import TextEncoder
 from pretune.inference.sentence_modules import build_encoder, read_prompts
 from pretune.inference.text_model import (
+    CPU_BATCH_TOKENS,
     check_outputs,
     column_major_weights,
     eval_mode,
     get_language_model,
     get_tokenizer,
     list_linear_weights,
+    map_batches,
 )
-from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches
 from pretune.inference.word_vectors import WordVectors, is_word_vectors
 from pretune.models.hf import checkpoint
 from pretune.text.template import TokenTemplate

@@ -36,8 +36,8 @@ from pretune.inference.decode import check_can_generate
 from pretune.inference.embed import build_embedder
 from pretune.inference.fill import count_fill_sequences, fill, find_blanks, insert_answers
 from pretune.inference.generation_config import GenerationTokens
-from pretune.inference.scoring import compute_token_logprobs, encode_passages
-from pretune.inference.scoring.logprobs import build_scoring_method, is_bidirectional
+from pretune.inference.scoring import build_scoring_method, compute_token_logprobs, is_bidirectional
+from pretune.inference.scoring_queries import encode_passages
 from pretune.inference.text_model import get_predictive_model
 from pretune.inference.word_vectors import WordVectors
 from pretune.models.model import LanguageModel

@@ -16,7 +16,7 @@ from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets, reserve
 from pretune.inference.generate import REPLACEMENT_CHARACTER, Continuation
 from pretune.inference.prompts import count_prompt_slots
-from pretune.inference.scoring.logprobs import BLOCK_BYTES
+from pretune.inference.scoring import BLOCK_BYTES
 from pretune.inference.text_model import check_outputs
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer

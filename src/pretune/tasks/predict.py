@@ -20,8 +20,7 @@ from pretune.data.layout import PackedBatch, pack_batches
 from pretune.data.sequences import compute_starts, spread
 from pretune.inference.decode import generate_tokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch
-from pretune.inference.text_model import check_outputs, eval_mode
-from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches
+from pretune.inference.text_model import CPU_BATCH_TOKENS, check_outputs, eval_mode, map_batches
 from pretune.metrics.numeric import perplexity
 from pretune.nn.recurrent_stack import RecurrentStack
 from pretune.tasks.encoder import TaskEncoder

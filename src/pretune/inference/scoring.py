@@ -1,4 +1,9 @@
-"""Log-probabilities of the scored tokens of passages: packed into rows without padding, the head at targets only.
+"""Scoring: log-probabilities of texts, or spans of them, by token, for models of any shape.
+
+    score(model, ["The cat is asleep.", "The cat are asleep."])                        # one log-probability per text
+    compute_token_logprobs(model, encode_passages(tokenizer, texts, spans)).logprobs   # of every token of the spans
+
+Passages are packed into rows without padding, and the head runs at targets only.
 
 Nothing synchronizes with the device before a part is done. The body runs in the requested precision; the head and the
 softmax in fp32 at least, a block of rows at a time.
@@ -22,7 +27,7 @@ from pretune.core.seed import extend_mix, mix_array
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
 from pretune.data.layout import PackedBatch, pack_batches
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, spread
-from pretune.inference.scoring.queries import (
+from pretune.inference.scoring_queries import (
     CausalScoring,
     EncoderDecoderScoring,
     MaskedNextScoring,
@@ -31,8 +36,14 @@ from pretune.inference.scoring.queries import (
     ScoringMethod,
     encode_passages,
 )
-from pretune.inference.text_model import check_outputs, eval_mode, get_predictive_model, get_tokenizer
-from pretune.inference.threads import CPU_BATCH_TOKENS, map_batches
+from pretune.inference.text_model import (
+    CPU_BATCH_TOKENS,
+    check_outputs,
+    eval_mode,
+    get_predictive_model,
+    get_tokenizer,
+    map_batches,
+)
 from pretune.models.model import LanguageModel
 from pretune.objectives.base import Vocabulary
 from pretune.text.tokenizer import Tokenizer
