@@ -19,9 +19,9 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError, refuse_broken_link
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir, get_path
-from pretune.exporters.card import ExportCard, ExportFormat, find_base
 from pretune.exporters.hf import check_embedding, choose_head, set_task_tokenizer, write_hf
-from pretune.exporters.output import check_suffix
+from pretune.exporters.output import ExportCard, check_suffix, find_base
+from pretune.inference.text_model import get_language_model
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
@@ -115,19 +115,22 @@ def export(
     loaded_model, torch_dtype = _load_model(directory, getattr(torch, dtype) if dtype else None, base_path)
     _average_weights(loaded_model, directories, base_path)
     omitted_parts = _drop_heads(loaded_model)
-    body = loaded_model.model if isinstance(loaded_model, ModelWithHead) else loaded_model
     saved_task = SavedTask.read(directory) if RunDir(directory).task.is_file() else None
     if len(directories) > 1 and saved_task is not None:
         saved_task = replace(saved_task, threshold=None)
     if isinstance(loaded_model, ModelWithHead) and loaded_model.head is not None:
         set_task_tokenizer(loaded_model, saved_task)
-    export_to = _Export(loaded_model, target, directory.resolve().name, find_base(directory), saved_task, omitted_parts)
+    card = ExportCard(
+        name=directory.resolve().name, model=loaded_model, base=find_base(directory), saved_task=saved_task
+    )
+    export_to = _Export(card, target, omitted_parts)
     if to == "onnx":
         return export_to.write_onnx(quantize, overwrite=overwrite)
     if to == "gguf":
         return export_to.write_gguf(torch_dtype, quantize, overwrite=overwrite)
-    if checkpoint.describe_checkpoint(body.spec)[0]["model_type"] == checkpoint.NATIVE_TYPE:
-        raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(body.spec)}")
+    spec = card.body.spec
+    if checkpoint.describe_checkpoint(spec)[0]["model_type"] == checkpoint.NATIVE_TYPE:
+        raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
     dtype_name = str(torch_dtype).removeprefix("torch.")
     for name, tensor in checkpoint.iterate_weights(loaded_model):
         if not torch.isfinite(tensor).all():
@@ -140,33 +143,27 @@ def export(
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """A loaded model that is written to a directory, with the facts of its card."""
+    """A loaded model with the facts of its card, and the directory to which it is written."""
 
-    model: LanguageModel | ModelWithHead
+    card: ExportCard
     target: Path
-    name: str
-    base: str | None
-    saved_task: SavedTask | None
     omitted_parts: tuple[str, ...]
-
-    @property
-    def body(self) -> LanguageModel:
-        return self.model.model if isinstance(self.model, ModelWithHead) else self.model
 
     def write_hf(self, dtype: str, *, overwrite: bool) -> ExportedModel:
         """Write a directory that transformers or sentence-transformers reads."""
-        check_embedding(self.body)
-        head = choose_head(self.model, self.saved_task) if isinstance(self.model, ModelWithHead) else None
+        model, body = self.card.model, self.card.body
+        check_embedding(body)
+        head = choose_head(model, self.card.saved_task) if isinstance(model, ModelWithHead) else None
         class_name, count = self._describe(head)
-        has_modules = bool(self.body.assets.modules if head is None else head.modules)
-        card = self._build_card("sentence-transformers" if has_modules else "hf", class_name)
-        write_hf(self.model, head, self.target, saved_task=self.saved_task, card=card, overwrite=overwrite)
+        has_modules = bool(body.assets.modules if head is None else head.modules)
+        card = replace(self.card, form="sentence-transformers" if has_modules else "hf", class_name=class_name)
+        write_hf(card, head, self.target, overwrite=overwrite)
         omitted_parts = self.omitted_parts
         for part in omitted_parts:
             log.warn(f"left out: {part}; no Hugging Face class has it, so keep the run to continue its pre-training")
-        layout = FAMILIES.get(self.body.spec.family).layout
+        layout = FAMILIES.get(body.spec.family).layout
         for part, description in layout.omitted_parts.items() if layout else ():
-            if part in self.body.spec.parts:
+            if part in body.spec.parts:
                 log.warn(f"{class_name} leaves out {description}; it is saved, but only pretune uses it")
                 omitted_parts = (*omitted_parts, description)
         return ExportedModel(self.target, class_name, count, dtype, omitted_parts)
@@ -176,45 +173,32 @@ class _Export:
         from pretune.exporters.onnx.export import write_onnx
 
         class_name, count = self._describe(None)
-        card = self._build_card("onnx", class_name)
-        files = write_onnx(self.model, self.target, quantize=quantize, card=card, overwrite=overwrite)
-        return ExportedModel(
-            *(self.target, class_name, count, "float32", self.omitted_parts),
-            files.names,
-            files.difference,
-            files.quantized_difference,
-        )
+        card = replace(self.card, form="onnx", class_name=class_name)
+        files = write_onnx(card.model, self.target, quantize=quantize, card=card, overwrite=overwrite)
+        exported_model = ExportedModel(self.target, class_name, count, "float32", self.omitted_parts, files.names)
+        return replace(exported_model, difference=files.difference, quantized_difference=files.quantized_difference)
 
     def write_gguf(self, dtype: torch.dtype, quantize: Literal["int8"] | None, *, overwrite: bool) -> ExportedModel:
         """Write a GGUF file of a model without task head."""
         from pretune.exporters.gguf import LOADING_CODE, TENSOR_TYPES, write_gguf
 
-        if isinstance(self.model, ModelWithHead):
+        if isinstance(self.card.model, ModelWithHead):
             raise UsageError("GGUF files hold language models, and this one has a task head; export it to hf or onnx")
         name = str(dtype).removeprefix("torch.")
         kind = "q8_0" if quantize else name if name in TENSOR_TYPES else "float32"
         class_name, count = self._describe(None)
-        card = replace(self._build_card("gguf", class_name), code=LOADING_CODE)
-        file = write_gguf(self.model, self.target, kind=kind, card=card, overwrite=overwrite)
+        card = replace(self.card, form="gguf", class_name=class_name, code=LOADING_CODE)
+        file = write_gguf(self.card.model, self.target, kind=kind, card=card, overwrite=overwrite)
         return ExportedModel(self.target, class_name, count, kind, files=(file,))
-
-    def _build_card(self, form: ExportFormat, class_name: str) -> ExportCard:
-        return ExportCard(
-            name=self.name,
-            form=form,
-            class_name=class_name,
-            model=self.model,
-            base=self.base,
-            saved_task=self.saved_task,
-        )
 
     def _describe(self, head: SavedHead | None) -> tuple[str, int]:
         """Return the class that reads the model, and the number of its parameters with those of the head."""
-        count = self.body.spec.params().total
-        class_name: str = checkpoint.describe_checkpoint(self.body.spec)[0]["architectures"][0]
-        if isinstance(self.model, ModelWithHead) and self.model.head is not None:
-            count += sum(parameter.numel() for parameter in self.model.head.parameters())
-            head = head or export_head(self.model)
+        model, spec = self.card.model, self.card.body.spec
+        count = spec.params().total
+        class_name: str = checkpoint.describe_checkpoint(spec)[0]["architectures"][0]
+        if isinstance(model, ModelWithHead) and model.head is not None:
+            count += sum(parameter.numel() for parameter in model.head.parameters())
+            head = head or export_head(model)
         if head is not None:
             class_name = "SentenceTransformer" if head.modules else head.config["architectures"][0]
         return class_name, count
@@ -233,7 +217,7 @@ def _load_model(
     assert method is not None
     if not method.is_mergeable:
         raise UsageError(f"{directory}: this adapter cannot be merged into the base model; share its directory instead")
-    method.merge(model.model if isinstance(model, ModelWithHead) else model)
+    method.merge(get_language_model(model))
     stored_dtype = kind or torch.float32
     return model.to(stored_dtype), stored_dtype
 

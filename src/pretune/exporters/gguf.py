@@ -7,7 +7,7 @@ The file holds the weights under llama.cpp's names, the settings, and the vocabu
 
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,8 +18,7 @@ from torch import Tensor
 
 from pretune.core import config
 from pretune.core.errors import UsageError
-from pretune.exporters.card import ExportCard, write_card
-from pretune.exporters.output import is_file_path, open_directory
+from pretune.exporters.output import ExportCard, is_file_path, open_directory, write_card
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
@@ -66,13 +65,9 @@ SPLITTER_PATTERN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """The pattern of Llama 3, which llama.cpp knows as `PATTERN_SPLITTER`."""
-_UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-_ENCODERS: dict[type, tuple[int, Callable[[Any], bytes]]] = {
-    bool: (_BOOL, lambda value: struct.pack("<?", value)),
-    int: (_UINT32, lambda value: struct.pack("<I", value)),
-    float: (_FLOAT32, lambda value: struct.pack("<f", value)),
-    str: (_STRING, lambda value: _encode_text(value)),
-}
+_INT32, _STRING, _ARRAY = 5, 8, 9
+_SCALARS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
+"""Number and layout of the types of scalars."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,12 +162,6 @@ def describe_model(spec: Model, kind: str) -> dict[str, Any]:
     block, position = stack.blocks[0], stack.position
     heads, kv_heads, head_width = block.attention.resolve_shape(width=spec.width)
     scaling = position.scaling
-    general: dict[str, Any] = {
-        "architecture": ARCHITECTURE,
-        "name": spec.family,
-        "file_type": FILE_TYPES[kind],
-        "quantization_version": 2,
-    }
     sizes: dict[str, Any] = {
         "vocab_size": spec.vocab,
         "context_length": spec.context or 2048,
@@ -189,8 +178,12 @@ def describe_model(spec: Model, kind: str) -> dict[str, Any]:
     }
     if isinstance(scaling, LinearScaling):
         sizes |= {"rope.scaling.type": "linear", "rope.scaling.factor": float(scaling.factor)}
-    return {f"general.{name}": value for name, value in general.items()} | {
-        f"{ARCHITECTURE}.{name}": value for name, value in sizes.items()
+    return {
+        "general.architecture": ARCHITECTURE,
+        "general.name": spec.family,
+        "general.file_type": FILE_TYPES[kind],
+        "general.quantization_version": 2,
+        **{f"{ARCHITECTURE}.{name}": value for name, value in sizes.items()},
     }
 
 
@@ -209,19 +202,8 @@ def describe_tokenizer(model: LanguageModel) -> dict[str, Any]:
     added_tokens = {token["id"]: token for token in content["added_tokens"]}
     texts = {index: text for text, index in content["model"]["vocab"].items()}
     texts |= {index: token["content"] for index, token in added_tokens.items()}
-    tokens, kinds = [], []
-    for index in range(model.spec.vocab):
-        tokens.append(texts.get(index, f"[PAD{index}]"))
-        is_special = index in added_tokens and added_tokens[index]["special"]
-        kinds.append(
-            CONTROL
-            if is_special
-            else USER_DEFINED
-            if index in added_tokens
-            else NORMAL
-            if index in texts
-            else UNUSED_TOKEN
-        )
+    kinds = dict.fromkeys(range(model.spec.vocab), UNUSED_TOKEN) | dict.fromkeys(texts, NORMAL)
+    kinds |= {index: CONTROL if token["special"] else USER_DEFINED for index, token in added_tokens.items()}
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
     plain_ids, full_ids = (tokenizer.raw.encode("a", add_special_tokens=special).ids for special in (False, True))
     special = tokenizer.special
@@ -229,8 +211,8 @@ def describe_tokenizer(model: LanguageModel) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": TOKENIZER_KIND,
         "tokenizer.ggml.pre": splitter,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.tokens": [texts.get(index, f"[PAD{index}]") for index in range(model.spec.vocab)],
+        "tokenizer.ggml.token_type": [kinds[index] for index in range(model.spec.vocab)],
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.add_bos_token": full_ids[0] != plain_ids[0] and full_ids[0] == special.get("bos"),
         "tokenizer.ggml.add_eos_token": full_ids[-1] != plain_ids[-1] and full_ids[-1] == special.get("eos"),
@@ -333,8 +315,10 @@ def _encode_value(value: Any) -> bytes:
         is_numeric = bool(value) and type(value[0]) is int
         parts = [struct.pack("<i", part) if is_numeric else _encode_text(part) for part in value]
         return struct.pack("<IIQ", _ARRAY, _INT32 if is_numeric else _STRING, len(value)) + b"".join(parts)
-    kind, encode = _ENCODERS[type(value)]
-    return struct.pack("<I", kind) + encode(value)
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _encode_text(value)
+    kind, layout = _SCALARS[type(value)]
+    return struct.pack(f"<I{layout}", kind, value)
 
 
 def _encode_text(text: str) -> bytes:

@@ -20,7 +20,7 @@ from pretune.adaptation.heads.base import SequenceHead, TokenHead
 from pretune.adaptation.sentence_head import export_modules
 from pretune.core import io
 from pretune.core.errors import UsageError
-from pretune.exporters.card import ExportCard, write_card
+from pretune.exporters.output import ExportCard, write_card
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
 from pretune.models.hf.checkpoint import SavedHead
@@ -77,23 +77,15 @@ def _find_class(model: ModelWithHead) -> SavedHead | None:
     return saved_head
 
 
-def write_hf(
-    model: LanguageModel | ModelWithHead,
-    head: SavedHead | None,
-    target: Path,
-    *,
-    saved_task: SavedTask | None,
-    card: ExportCard,
-    overwrite: bool,
-) -> None:
-    """Write the directory with its task and its card."""
-    body = model.model if isinstance(model, ModelWithHead) else model
+def write_hf(card: ExportCard, head: SavedHead | None, target: Path, *, overwrite: bool) -> None:
+    """Write the directory of a card's model with its task."""
+    body = card.body
     if body.assets.modules if head is None else head.modules:
         set_pad_token(body)
     with io.atomic_directory(target, overwrite=overwrite, owner=checkpoint.find_owner(target)) as folder:
         checkpoint.save(body, folder, overwrite=True, head=head)
-        if saved_task is not None:
-            saved_task.write(folder)  # NOTE: without the settings, which name the user's files
+        if card.saved_task is not None:
+            card.saved_task.write(folder)  # NOTE: without the settings, which name the user's files
         write_card(card, folder, target)
 
 

@@ -6,7 +6,7 @@ sizes than those of the example with which they were traced; a decoder gets them
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,7 +52,7 @@ def measure_difference(model: AnyModel, sessions: Sessions) -> float:
         is_token = inputs["attention_mask"] > 0
         if isinstance(model, ModelWithHead) and isinstance(model.spec, Choice):
             inputs = {name: values.reshape(2, 2, -1) for name, values in inputs.items()}
-        for reference_values, output in zip(reference, run(sessions["model"], inputs), strict=True):
+        for reference_values, output in zip(reference, sessions["model"].run(None, inputs), strict=True):
             rows = (
                 output[is_token]
                 if output.shape[:2] == is_token.shape and len(reference_values) != len(output)
@@ -100,7 +100,7 @@ def _compare_decoder(model: LanguageModel, session: Any, sequences: Sequence[lis
         if "position_ids" in names:
             inputs["position_ids"] = positions[:, start:end]
         inputs |= {f"past_key_values.{i // 2}.{('key', 'value')[i % 2]}": value for i, value in enumerate(past)}
-        logits, *past = run(session, inputs)
+        logits, *past = session.run(None, inputs)
         outputs.append(logits)
         start = end
     return compare(reference, np.concatenate(outputs, axis=1)[mask > 0])
@@ -117,29 +117,23 @@ def _compare_encoder_decoder(model: LanguageModel, sessions: Sessions, sequences
     inputs = {"input_ids": pad(sequences, "right"), "attention_mask": mask}
     if segments is not None:
         inputs["token_type_ids"] = pad(segments, "right")
-    states = run(sessions["encoder_model"], inputs)[0]
+    states = sessions["encoder_model"].run(None, inputs)[0]
     tokens, first = np.array(targets), max(1, length - 3)
     mask_input = {"encoder_attention_mask": mask}
     start_inputs = {"input_ids": tokens[:, :first], "encoder_hidden_states": states} | mask_input
-    logits, *present = run(sessions["decoder_model"], start_inputs)
+    logits, *present = sessions["decoder_model"].run(None, start_inputs)
     names = [entry.name for entry in sessions["decoder_model"].get_outputs()][1:]
     past = {name.replace("present", "past_key_values"): value for name, value in zip(names, present, strict=True)}
     session, outputs = sessions["decoder_with_past_model"], [logits]
     for i in range(first, length):
-        logits, *present = run(session, {"input_ids": tokens[:, i : i + 1]} | mask_input | past)
+        logits, *present = session.run(None, {"input_ids": tokens[:, i : i + 1]} | mask_input | past)
         names = [entry.name for entry in session.get_outputs()][1:]
         past |= {name.replace("present", "past_key_values"): value for name, value in zip(names, present, strict=True)}
         outputs.append(logits)
     return compare(reference, np.concatenate(outputs, axis=1))
 
 
-def run(session: Any, inputs: Mapping[str, Any]) -> list[Any]:
-    """Return the outputs of a session, in order; inputs that the graph does not have are an error of onnxruntime."""
-    outputs: list[Any] = session.run(None, dict(inputs))
-    return outputs
-
-
-def pad(sequences: Sequence[Sequence[int]], side: Literal["left", "right"] | str) -> Any:
+def pad(sequences: Sequence[Sequence[int]], side: str) -> Any:
     """Return sequences as rows `[B, T]`, with zeros on one side."""
     length = max(map(len, sequences))
     rows = [[*s, *[0] * (length - len(s))] if side == "right" else [*[0] * (length - len(s)), *s] for s in sequences]

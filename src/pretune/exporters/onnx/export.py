@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,9 @@ from pretune.adaptation import io as model_io
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError, import_extra
-from pretune.exporters.card import ExportCard, write_card
 from pretune.exporters.onnx.check import measure_difference
 from pretune.exporters.onnx.graphs import Graph, build_graphs, prepare_model
-from pretune.exporters.output import is_file_path, open_directory
+from pretune.exporters.output import ExportCard, is_file_path, open_directory, write_card
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import INDEX_FILE
 
@@ -28,7 +28,6 @@ OPSET = 17
 MAX_DIFFERENCE = 1e-4
 MAX_FILE_BYTES = 2 * 10**9 - 2**20
 """Size from which weights are in a file of their own: a protocol buffer has at most 2 GiB."""
-OnnxQuantization = Literal["int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ def write_onnx(
     model: LanguageModel | ModelWithHead,
     directory: Path,
     *,
-    quantize: OnnxQuantization | None = None,
+    quantize: Literal["int8"] | None = None,
     card: ExportCard | None = None,
     overwrite: bool = False,
 ) -> OnnxFiles:
@@ -92,10 +91,9 @@ def write_onnx(
             write_card(card, folder, directory)
         paths = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
         io.write_manifest(folder, [path.name for path in folder.iterdir() if path.is_file()])
-    if is_file:
-        files = tuple(target.name for target in targets.values())
-        return OnnxFiles(names=files, difference=difference, quantized_difference=quantized_difference)
-    files = tuple(path for path in paths if path.startswith(f"{FOLDER}/"))
+    files = tuple(target.name for target in targets.values())
+    if not is_file:
+        files = tuple(path for path in paths if path.startswith(f"{FOLDER}/"))
     return OnnxFiles(names=files, difference=difference, quantized_difference=quantized_difference)
 
 
@@ -173,10 +171,7 @@ def _quantize(source: Path, target: Path) -> None:
 
 def _separate_products(model: Any) -> None:
     """Give each product its own weights, in place: the quantizer transposes them, though a lookup may share them."""
-    uses: dict[str, int] = {}
-    for node in model.graph.node:
-        for name in node.input:
-            uses[name] = uses.get(name, 0) + 1
+    uses = Counter(name for node in model.graph.node for name in node.input)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for i, node in enumerate(model.graph.node):
         if node.op_type == "Gemm" and node.input[1] in tensors and uses[node.input[1]] > 1:

@@ -14,8 +14,13 @@ from pretune.adaptation.heads.base import SequenceHead, TokenHead
 from pretune.adaptation.heads.sequence import Choice
 from pretune.core import config
 from pretune.core.errors import UsageError
-from pretune.exporters.onnx.cached import CachedDecoder, CachedEncoderDecoder
-from pretune.exporters.onnx.padded import PaddedEncoder, PaddedLanguageModel, PaddedModelWithHead, PaddedTextEncoder
+from pretune.exporters.onnx.modules import (
+    CachedDecoder,
+    CachedEncoderDecoder,
+    PaddedLanguageModel,
+    PaddedModelWithHead,
+    PaddedTextEncoder,
+)
 from pretune.inference.pooling import TextEncoder
 from pretune.inference.sentence_modules import build_encoder
 from pretune.models.model import LanguageModel
@@ -82,7 +87,7 @@ def has_segments(spec: Model) -> bool:
 
 
 def _build_padded(
-    module: PaddedLanguageModel | PaddedTextEncoder | PaddedModelWithHead | PaddedEncoder,
+    module: PaddedLanguageModel | PaddedTextEncoder | PaddedModelWithHead,
     spec: Model,
     *,
     has_options: bool = False,
@@ -111,14 +116,10 @@ def _build_decoder(model: LanguageModel) -> Graph:
         "input_ids": torch.zeros(ROWS, COLUMNS, dtype=torch.long),
         "attention_mask": torch.ones(ROWS, PAST + COLUMNS, dtype=torch.long),
     }
-    axes = {
-        "input_ids": {0: "batch", 1: "sequence"},
-        "attention_mask": {0: "batch", 1: "past_and_sequence"},
-        "logits": {0: "batch", 1: "sequence"},
-    }
     if module.has_positions:
         inputs["position_ids"] = torch.arange(PAST, PAST + COLUMNS).expand(ROWS, -1)
-        axes["position_ids"] = {0: "batch", 1: "sequence"}
+    axes = {label: {0: "batch", 1: "sequence"} for label in (*inputs, "logits")}
+    axes["attention_mask"] = {0: "batch", 1: "past_and_sequence"}
     outputs = ["logits"]
     for i, layer in enumerate(model.decoder):
         for part in ("key", "value"):
@@ -131,40 +132,35 @@ def _build_decoder(model: LanguageModel) -> Graph:
 
 def _build_encoder_decoder(model: LanguageModel) -> list[Graph]:
     assert isinstance(model.decoder, TransformerStack)
-    encoder = _build_padded(PaddedEncoder(model), model.spec, name="encoder_model")
-    tokens = {"input_ids": torch.zeros(ROWS, COLUMNS, dtype=torch.long)}
+    encoder = _build_padded(PaddedLanguageModel(model), model.spec, name="encoder_model")
+    tokens = torch.zeros(ROWS, COLUMNS, dtype=torch.long)
     mask = {"encoder_attention_mask": encoder.inputs["attention_mask"]}
     states = {"encoder_hidden_states": torch.zeros(ROWS, COLUMNS, model.spec.width)}
-    axes = {
-        "input_ids": {0: "batch", 1: "sequence"},
-        "encoder_attention_mask": {0: "batch", 1: "source"},
-        "logits": {0: "batch", 1: "sequence"},
-    }
-    past, first_outputs, later_outputs = {}, ["logits"], ["logits"]
+    axes = {label: {0: "batch", 1: "sequence"} for label in ("input_ids", "logits")}
+    axes["encoder_attention_mask"] = {0: "batch", 1: "source"}
+    past: dict[str, Tensor] = {}
     for i, layer in enumerate(model.decoder):
         assert layer.cross is not None
         for side, attention, length in (("decoder", layer.attention, PAST), ("encoder", layer.cross, COLUMNS)):
             for part in ("key", "value"):
                 past[f"past_key_values.{i}.{side}.{part}"] = make_past(attention, ROWS, length)
-                first_outputs.append(f"present.{i}.{side}.{part}")
-                if side == "decoder":
-                    later_outputs.append(first_outputs[-1])
+    presents = [label.replace("past_key_values", "present") for label in past]
     axes |= {label: {0: "batch", 2: "past" if ".decoder." in label else "source"} for label in past}
-    axes |= {label: {0: "batch", 2: "length" if ".decoder." in label else "source"} for label in first_outputs[1:]}
+    axes |= {label: {0: "batch", 2: "length" if ".decoder." in label else "source"} for label in presents}
     return [
         encoder,
         Graph(
             name="decoder_model",
             module=CachedEncoderDecoder(model, with_past=False),
-            inputs=tokens | mask | states,
-            outputs=tuple(first_outputs),
+            inputs={"input_ids": tokens} | mask | states,
+            outputs=("logits", *presents),
             axes=axes | {"encoder_hidden_states": {0: "batch", 1: "source"}},
         ),
         Graph(
             name="decoder_with_past_model",
             module=CachedEncoderDecoder(model, with_past=True),
-            inputs={"input_ids": tokens["input_ids"][:, :1]} | mask | past,
-            outputs=tuple(later_outputs),
+            inputs={"input_ids": tokens[:, :1]} | mask | past,
+            outputs=("logits", *(label for label in presents if ".decoder." in label)),
             axes=axes,
         ),
     ]
