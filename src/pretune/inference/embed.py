@@ -10,7 +10,7 @@ texts are processed once. While a batch is computed, another thread tokenizes th
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,10 @@ class EmbeddingResult:
         return int(self.lost_tokens.sum())
 
 
+_IndexedBatch = tuple[Ints, Ints, Batch | Sequences]
+"""Indices of texts, their cells, and their tokens: packed, or in sequence for static vectors."""
+
+
 @dataclass(slots=True)
 class Embedder:
     """Encoder with its tokenizer and batch size."""
@@ -91,13 +95,15 @@ class Embedder:
         model = self.encoder.model
         max_length, stacks = model.spec.max_length, [model.encoder, model.decoder]
         prefix_length = max(stack.prefix_length for stack in stacks if stack is not None)
-        limits = [
-            self.encoder.config.length or self.tokenizer.length,
-            None if max_length is None else max_length - prefix_length,
-        ]
-        self.length = min((limit for limit in limits if limit is not None), default=None)
-        if self.is_static:
-            self.length = self.encoder.config.length
+        self.length = self.encoder.config.length
+        if not self.is_static:
+            limits = [self.length or self.tokenizer.length, max_length and max_length - prefix_length]
+            self.length = min((limit for limit in limits if limit is not None), default=None)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the model."""
+        return self.encoder.model.tokens.weight.device
 
     @property
     def is_static(self) -> bool:
@@ -130,82 +136,67 @@ class Embedder:
         vectors = np.zeros((len(unique_texts), self.width), np.float32)
         result = EmbeddingResult(vectors=vectors, lengths=lengths, lost_tokens=lost_tokens)
         layers = list_linear_weights(self.encoder.model) if sum(map(len, unique_texts)) >= MIN_CHARACTERS else []
+        pending, count = list[tuple[Ints, Tensor]](), 0
         with eval_mode(self.encoder), column_major_weights(layers):
-            self._embed_batches(unique_texts, result, on_progress)
-        index = {text: i for i, text in enumerate(unique_texts)}
+            for ids, batch_vectors in self._iterate_vectors(unique_texts, result):
+                pending.append((ids, batch_vectors))
+                count += len(ids)
+                if self.device.type == "cpu" or len(pending) >= MAX_PENDING_BATCHES:
+                    _fetch(pending, vectors)
+                if on_progress is not None:
+                    on_progress(count, len(unique_texts))
+            _fetch(pending, vectors)
         if len(unique_texts) < len(texts):
+            index = {text: i for i, text in enumerate(unique_texts)}
             order = [index[text] for text in texts]
-            result.vectors, result.lengths = result.vectors[order], result.lengths[order]
-            result.lost_tokens = result.lost_tokens[order]
+            result.vectors, result.lengths, result.lost_tokens = vectors[order], lengths[order], lost_tokens[order]
         result.empty_texts = sum(not text.strip() for text in texts)
         return result
 
-    def _embed_batches(self, texts: list[str], result: EmbeddingResult, on_progress: ProgressCallback | None) -> None:
-        pending, count = list[tuple[Ints, Tensor]](), 0
-        device = self.encoder.model.tokens.weight.device
-        for ids, vectors in self._iterate_vectors(texts, result, device):
-            pending.append((ids, vectors))
-            count += len(ids)
-            if device.type == "cpu" or len(pending) >= MAX_PENDING_BATCHES:
-                _fetch(pending, result.vectors)
-            if on_progress is not None:
-                on_progress(count, len(texts))
-        _fetch(pending, result.vectors)
-
-    def _iterate_vectors(
-        self, texts: list[str], result: EmbeddingResult, device: torch.device
-    ) -> Iterator[tuple[Ints, Tensor]]:
+    def _iterate_vectors(self, texts: list[str], result: EmbeddingResult) -> Iterator[tuple[Ints, Tensor]]:
         """Yield (indices, vectors) by batch, while the next chunk is tokenized."""
-        parts = split_into_chunks([self.encoder.config.prompt + text for text in texts])
-        if len(parts) == 1:  # a thread would only delay a query
-            yield from self._compute_vectors(self._prepare_batches(texts, parts[0], result), device)
+        texts = [self.encoder.config.prompt + text for text in texts]
+        parts = split_into_chunks(texts)
+        if len(parts) <= 1:  # a thread would only delay a query
+            for part in parts:
+                yield from self._compute_vectors(self._prepare_batches(texts, part, result))
             return
         with ThreadPoolExecutor(1, thread_name_prefix="texts") as pool:
-            futures: list[Future[list[Any]]] = []
-            for number in range(len(parts) + 1):
-                if number < len(parts):
-                    futures.append(pool.submit(self._prepare_batches, texts, parts[number], result))
-                if number:
-                    yield from self._compute_vectors(futures.pop(0).result(), device)
+            future = pool.submit(self._prepare_batches, texts, parts[0], result)
+            for next_part in (*parts[1:], None):
+                batches = future.result()
+                if next_part is not None:
+                    future = pool.submit(self._prepare_batches, texts, next_part, result)
+                yield from self._compute_vectors(batches)
 
-    def _compute_vectors(
-        self, batches: list[tuple[Ints, Ints, Any]], device: torch.device
-    ) -> Iterator[tuple[Ints, Tensor]]:
+    def _compute_vectors(self, batches: list[_IndexedBatch]) -> Iterator[tuple[Ints, Tensor]]:
         """Yield (indices, vectors) by batch; on a CPU each thread computes batches of its own."""
+        device = self.device
 
-        def compute(part: tuple[Ints, Ints, Any]) -> tuple[Ints, Tensor]:
+        def compute(part: _IndexedBatch) -> tuple[Ints, Tensor]:
             ids, cells, batch = part
-            return ids, self._forward(cells, batch, device)
+            if isinstance(batch, Batch):
+                vectors: Tensor = self.encoder(batch.to(device, non_blocking=True))
+                return ids, vectors.index_select(0, torch.from_numpy(cells).to(device, non_blocking=True))
+            tokens, offsets = (torch.from_numpy(part).to(device) for part in (batch.tokens, batch.offsets[:-1]))
+            return ids, self.encoder.embed_static(tokens, offsets)
 
-        return map_batches(compute, batches, tokens=self._get_batch_tokens(device), device=device)
+        return map_batches(compute, batches, tokens=self._get_batch_tokens(), device=device)
 
-    def _get_batch_tokens(self, device: torch.device) -> int:
-        return self.batch_tokens or BATCH_TOKENS.get(device.type, BATCH_TOKENS["cuda"])
+    def _get_batch_tokens(self) -> int:
+        return self.batch_tokens or BATCH_TOKENS.get(self.device.type, BATCH_TOKENS["cuda"])
 
-    def _prepare_batches(
-        self, texts: list[str], indices: Ints, result: EmbeddingResult
-    ) -> list[tuple[Ints, Ints, Any]]:
+    def _prepare_batches(self, texts: list[str], indices: Ints, result: EmbeddingResult) -> list[_IndexedBatch]:
         """Tokenize and pack a chunk of the texts; static vectors need no packing."""
         encoded_texts = encode_texts(
-            self.tokenizer,
-            [self.encoder.config.prompt + texts[i] for i in indices],
-            self.length,
-            without_special=self.is_static,
+            self.tokenizer, [texts[i] for i in indices], self.length, without_special=self.is_static
         )
         result.lengths[indices] = encoded_texts.sequences.lengths
         result.lost_tokens[indices] = encoded_texts.lost_tokens
         if self.is_static:
             return [(indices, np.arange(len(indices)), encoded_texts.sequences)]
-        device = self.encoder.model.tokens.weight.device
-        batches = pack_batches(encoded_texts.sequences, tokens=self._get_batch_tokens(device), device=device.type)
+        batches = pack_batches(encoded_texts.sequences, tokens=self._get_batch_tokens(), device=self.device.type)
         return [(indices[part.indices], part.cells, part.batch) for part in batches]
-
-    def _forward(self, cells: Ints, batch: Any, device: torch.device) -> Tensor:
-        if isinstance(batch, Batch):
-            vectors: Tensor = self.encoder(batch.to(device, non_blocking=True))
-            return vectors.index_select(0, torch.from_numpy(cells).to(device, non_blocking=True))
-        tokens, offsets = (torch.from_numpy(part).to(device) for part in (batch.tokens, batch.offsets[:-1]))
-        return self.encoder.embed_static(tokens, offsets)
 
 
 class WordEmbedder(Embedder):
@@ -298,9 +289,8 @@ def build_embedder(
         return WordEmbedder(WordVectors.load(model), **options)
     if isinstance(model, nn.Module):
         language_model = get_language_model(model)
-        return Embedder(
-            build_encoder(language_model if device is None else language_model.to(device), **options), batch_tokens
-        )
+        language_model = language_model if device is None else language_model.to(device)
+        return Embedder(build_encoder(language_model, **options), batch_tokens)
     target_device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     encoder = build_encoder(checkpoint.load(Path(model), device=target_device), **options)
     return Embedder(encoder.eval(), batch_tokens)

@@ -18,6 +18,7 @@ EarlyStoppingMode = bool | Literal["never"]
 
 MAX_LOGIT_CHANGE = 1e4
 """Maximum absolute penalty or bias that is added to a logit: it decides alone, and does not overflow."""
+LogitChange = Annotated[float, Ge(-MAX_LOGIT_CHANGE), Le(MAX_LOGIT_CHANGE)]
 
 
 @spec(kind="greedy")
@@ -77,16 +78,11 @@ class GenerationConfig:
     returns: int = 1  # texts for each prompt
     repetition_penalty: Annotated[float, Ge(0.01), Le(100)] = 1.0
     no_repeat_ngram: NonNegative[int] = 0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    presence_penalty: LogitChange = 0.0
+    frequency_penalty: LogitChange = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added, ordered by id
 
     def __post_init__(self) -> None:
-        for name in ("presence_penalty", "frequency_penalty"):
-            if not abs(getattr(self, name)) <= MAX_LOGIT_CHANGE:
-                raise UsageError(
-                    f"{name} must be from {-MAX_LOGIT_CHANGE:g} to {MAX_LOGIT_CHANGE:g}, got {getattr(self, name)}"
-                )
         for token, value in self.logit_bias:
             if token < 0 or not abs(value) <= MAX_LOGIT_CHANGE:
                 raise UsageError(
@@ -145,7 +141,7 @@ class GenerationOptions(TypedDict, total=False):
     logit_bias: Mapping[int, float]
 
 
-SAMPLING_OPTIONS = ("temperature", "top_k", "top_p", "min_p", "seed")
+FILTERS = ("top_k", "top_p", "min_p")
 BEAM_OPTIONS = ("length_penalty", "early_stopping")
 
 
@@ -157,30 +153,26 @@ def build_generation_config(**options: Unpack[GenerationOptions]) -> GenerationC
     >>> build_generation_config(top_k=5).search.top_k
     5
     """
-    values = {name: value for name, value in options.items() if value is not None}
-    beams, temperature = options.get("beams", 1), options.get("temperature", 1.0)
-    filters = [name for name in ("top_k", "top_p", "min_p") if name in values]
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    beams, temperature = values.pop("beams", 1), values.get("temperature", 1.0)
+    filters = [name for name in FILTERS if name in values]
+    sampling = {name: values.pop(name) for name in ("temperature", *FILTERS, "seed") if name in values}
+    beam_options = {name: values.pop(name) for name in BEAM_OPTIONS if name in values}
     if beams < 1:
         raise UsageError(f"beams must be >= 1, got {beams}")
-    search: GreedySearch | Sampling | BeamSearch
+    search: GreedySearch | Sampling | BeamSearch = GreedySearch()
     if beams > 1:
-        if filters or values.get("temperature", 1) not in (0, 1):
+        if filters or temperature not in (0, 1):
             raise UsageError(f"beam search does not sample: remove {', '.join(filters or ['temperature'])}, or beams")
-        search = BeamSearch(beams=beams, **{name: values[name] for name in BEAM_OPTIONS if name in values})  # type: ignore[arg-type]
-    elif any(name in values for name in BEAM_OPTIONS):
+        search = BeamSearch(beams=beams, **beam_options)
+    elif beam_options:
         raise UsageError("length_penalty and early_stopping need beams > 1")
-    elif temperature == 0:
-        if filters:
-            raise UsageError(f"temperature 0 is greedy and ignores {', '.join(filters)}: remove them")
-        search = GreedySearch()
-    else:
-        search = Sampling(**{name: values[name] for name in SAMPLING_OPTIONS if name in values})  # type: ignore[arg-type]
-    names = {"max_new_tokens": "max_new_tokens", "num": "returns"}
-    names |= {name: name for name in ("min_new_tokens", "repetition_penalty", "no_repeat_ngram")}
-    names |= {name: name for name in ("presence_penalty", "frequency_penalty", "logit_bias")}
-    if "logit_bias" in values:
-        values["logit_bias"] = tuple(sorted((int(token), float(bias)) for token, bias in options["logit_bias"].items()))
-    return GenerationConfig(search=search, **{field: values[name] for name, field in names.items() if name in values})  # type: ignore[arg-type]
+    elif temperature != 0:
+        search = Sampling(**sampling)
+    elif filters:
+        raise UsageError(f"temperature 0 is greedy and ignores {', '.join(filters)}: remove them")
+    bias = sorted((int(token), float(value)) for token, value in values.pop("logit_bias", {}).items())
+    return GenerationConfig(search=search, returns=values.pop("num", 1), logit_bias=tuple(bias), **values)
 
 
 CONFIG_FILE = "generation_config.json"
@@ -219,25 +211,21 @@ class GenerationTokens:
             if start_id is None:
                 raise UsageError("the model defines no decoder start token; pass it as `start`")
         ends = settings.get("eos_token_id", special.eos)
+        forced_eos: Any = settings.get("forced_eos_token_id")
+        if isinstance(forced_eos, list) and forced_eos:
+            forced_eos = forced_eos[0]
         generation_tokens = cls(
             start=start_id,
             eos=(ends,) if isinstance(ends, int) else tuple(ends or ()),
             forced_bos=settings.get("forced_bos_token_id"),
-            forced_eos=_unwrap_list(settings.get("forced_eos_token_id")),
+            forced_eos=forced_eos,
         )
         # NOTE: configs of decoders from the hub may name tokens that they do not have.
         needs_start = model.spec.is_encoder_decoder or start is not None
-        for token in (
-            generation_tokens.start if needs_start else None,
-            generation_tokens.forced_bos,
-            generation_tokens.forced_eos,
-        ):
+        required_start = generation_tokens.start if needs_start else None
+        for token in (required_start, generation_tokens.forced_bos, generation_tokens.forced_eos):
             if token is not None and (type(token) is not int or not 0 <= token < model.spec.vocab):
                 raise CheckpointError(
                     f"{CONFIG_FILE}: token id must be < {model.spec.vocab}, the vocabulary size, got {token!r}"
                 )
         return generation_tokens
-
-
-def _unwrap_list(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value

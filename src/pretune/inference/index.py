@@ -12,6 +12,7 @@ import hashlib
 import io as memory
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -166,13 +167,9 @@ class Index:
                 embedder.with_prompt(self.metadata.get("query_prompt"))(queries).vectors, k
             )
         return [
-            [self._build_hit(number, score) for score, number in zip(*row, strict=True) if number >= 0]
+            [Hit._make((*self.rows[number], float(score))) for score, number in zip(*row, strict=True) if number >= 0]
             for row in zip(scores, numbers, strict=True)
         ]
-
-    def _build_hit(self, number: int, score: float) -> Hit:
-        name, text = self.rows[number]
-        return Hit(name, text, float(score))
 
 
 def build(
@@ -193,7 +190,7 @@ def build(
     and queries in the model's directory, if any. An addition takes the options of the index; others are refused.
     """
     directory, row_ids = config.check_path(out), [str(i) for i in (range(1, len(texts) + 1) if ids is None else ids)]
-    given_options = _drop_none(options)
+    given_options = {name: value for name, value in options.items() if value is not None}
     if method not in METHODS:
         raise UsageError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
     if not texts or len(row_ids) != len(texts):
@@ -206,19 +203,16 @@ def build(
         result = embedder(list(texts), on_progress)
         metadata = {
             "form": FORMAT_VERSION,
-            "model": _locate_model(model),
+            "model": "(in memory)" if isinstance(model, nn.Module) else str(resolve_path(model).resolve()),
             **({} if query_prompt is None else {"query_prompt": query_prompt}),
             "fingerprint": compute_fingerprint(embedder),
             "embedding": config.to_dict(embedder.encoder.config),
             "width": embedder.width,
             "method": method,
-            "parts": [len(result.vectors)],
-            "cut": result.truncated_texts,
+            "parts": [],
+            "cut": 0,
         }
-        files = _build_part(0, result, row_ids, texts)
-        if method != METHODS[0]:
-            files["graph-00000.safetensors"] = extend_faiss(None, [], result.vectors, method)
-        publish(directory, cast(IndexMetadata, metadata), files)
+        _publish_part(directory, cast(IndexMetadata, metadata), result, row_ids, texts)
         return Index.open(directory)
     index = Index.open(directory)
     if method not in (METHODS[0], index.metadata["method"]):
@@ -229,7 +223,8 @@ def build(
     with lock_for_writing(directory):
         index = Index.open(directory)  # another writer may have added to it since
         index.check_embedder(embedder)
-        _write_addition(index, result, _list_new_ids(index, ids, len(texts)), texts)
+        row_ids = _list_new_ids(index, ids, len(texts))
+        _publish_part(directory, index.metadata, result, row_ids, texts, index)
     return Index.open(directory)
 
 
@@ -257,30 +252,28 @@ def _list_new_ids(index: Index, ids: Sequence[str] | None, count: int) -> list[s
     return row_ids
 
 
-def _write_addition(index: Index, result: EmbeddingResult, ids: Sequence[str], texts: Sequence[str]) -> None:
-    """Write the next generation of an index."""
-    old = index.metadata
-    parts, truncated_texts = [*old["parts"], len(result.vectors)], old["cut"] + result.truncated_texts
-    metadata: IndexMetadata = {**old, "parts": parts, "cut": truncated_texts}
+def _publish_part(
+    directory: Path,
+    old: IndexMetadata,
+    result: EmbeddingResult,
+    ids: Sequence[str],
+    texts: Sequence[str],
+    index: Index | None = None,
+) -> None:
+    """Write a new index, or the next generation of one."""
+    number, cut = len(old["parts"]), old["cut"] + result.truncated_texts
+    metadata: IndexMetadata = {**old, "parts": [*old["parts"], len(result.vectors)], "cut": cut}
     metadata.pop("file", None)
-    files = _build_part(len(old["parts"]), result, ids, texts)
-    if old["method"] != METHODS[0]:
-        files[list_files(metadata)[-1]] = extend_faiss(index.graph, index.parts, result.vectors, old["method"])
-    publish(index.path, metadata, files, index.generation)
-
-
-def _build_part(number: int, result: EmbeddingResult, ids: Sequence[str], texts: Sequence[str]) -> dict[str, bytes]:
-    """Return the files of a part, by name."""
-    lines = (
-        json.dumps({"id": name, "text": text}, ensure_ascii=True, allow_nan=False)
-        for name, text in zip(ids, texts, strict=True)
-    )
+    rows = ({"id": name, "text": text} for name, text in zip(ids, texts, strict=True))
+    lines = [json.dumps(row, ensure_ascii=True, allow_nan=False) for row in rows]
     array = memory.BytesIO()
     np.save(array, result.vectors, allow_pickle=False)
-    return {
-        f"vectors-{number:05}.npy": array.getvalue(),
-        f"texts-{number:05}.jsonl": "".join(f"{line}\n" for line in lines).encode(),
-    }
+    vectors_file, texts_file, *graph_files = list_files(metadata)[2 * number :]
+    files = {vectors_file: array.getvalue(), texts_file: "".join(f"{line}\n" for line in lines).encode()}
+    for file in graph_files:
+        graph, parts = (None, []) if index is None else (index.graph, index.parts)
+        files[file] = extend_faiss(graph, parts, result.vectors, old["method"])
+    publish(directory, metadata, files, None if index is None else index.generation)
 
 
 def search(
@@ -311,11 +304,8 @@ def _check_embedder(embedder: Embedder) -> Embedder:
 def compute_fingerprint(embedder: Embedder) -> str:
     """Hash the settings, the tokenizer, and a thousand values of every weight."""
     digest = hashlib.sha256(embedder.tokenizer.sha256.encode())
-    digest.update(
-        json.dumps(
-            [config.to_dict(embedder.encoder.config, for_hash=True), embedder.length], sort_keys=True, allow_nan=False
-        ).encode()
-    )
+    settings = [config.to_dict(embedder.encoder.config, for_hash=True), embedder.length]
+    digest.update(json.dumps(settings, sort_keys=True, allow_nan=False).encode())
     for name, weight in sorted(embedder.encoder.named_parameters()):
         values = weight.detach().flatten()
         sample = values[:: max(1, values.numel() // 1024)].float().cpu().numpy()
@@ -325,11 +315,9 @@ def compute_fingerprint(embedder: Embedder) -> str:
 
 def check_unique_ids(ids: Sequence[str]) -> None:
     """Raise a DataError for duplicate ids."""
-    unique_ids: set[str] = set()
-    for name in ids:
-        if name in unique_ids:
-            raise DataError(f"duplicate id '{name[:60]}'; ids must be unique")
-        unique_ids.add(name)
+    duplicate = next((name for name, count in Counter(ids).items() if count > 1), None)
+    if duplicate is not None:
+        raise DataError(f"duplicate id '{duplicate[:60]}'; ids must be unique")
 
 
 def _check_same_options(index: Index, options: dict[str, Any]) -> dict[str, Any]:
@@ -343,11 +331,3 @@ def _check_same_options(index: Index, options: dict[str, Any]) -> dict[str, Any]
         if value != stored_value:
             raise UsageError(f"{index.path}: {name} is {stored_value!r}; cannot add to it with {value!r}")
     return other_options
-
-
-def _drop_none(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _locate_model(model: str | os.PathLike[str] | nn.Module) -> str:
-    return "(in memory)" if isinstance(model, nn.Module) else str(resolve_path(model).resolve())

@@ -14,7 +14,7 @@ import fcntl
 import os
 import re
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TypedDict
@@ -113,7 +113,10 @@ def _open_generation(directory: Path) -> IndexGeneration:
     if not is_index(directory):
         hint = "" if directory.is_dir() else f"; {explain_missing(directory, 'directory')}"
         raise CheckpointError(f"{directory}: not an index{hint}; build one with `pretune index`")
-    metadata_file = directory / _find_metadata(_read_entries(directory), directory)
+    metadata_names = [name for name in _read_entries(directory) if re.fullmatch(_METADATA_NAME, name)]
+    if len(metadata_names) != 1:
+        raise CheckpointError(f"{directory / io.MANIFEST}: lists {len(metadata_names)} files of metadata, not one")
+    metadata_file = directory / metadata_names[0]
     lease = Lease(metadata_file)
     size = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
     entries = io.check_manifest(directory, hashes=size <= MAX_HASHED_BYTES)["files"]
@@ -134,13 +137,6 @@ def _read_entries(directory: Path) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise CheckpointError(f"{directory / io.MANIFEST}: 'files' is missing or not an object")
     return entries
-
-
-def _find_metadata(names: Collection[str], directory: Path) -> str:
-    metadata_names = [name for name in names if re.fullmatch(_METADATA_NAME, name)]
-    if len(metadata_names) != 1:
-        raise CheckpointError(f"{directory / io.MANIFEST}: lists {len(metadata_names)} files of metadata, not one")
-    return metadata_names[0]
 
 
 def list_files(metadata: IndexMetadata) -> list[str]:

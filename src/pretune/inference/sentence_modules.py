@@ -41,10 +41,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "torch.nn.modules.activation.GELU": nn.functional.gelu,
     "torch.nn.modules.activation.Sigmoid": torch.sigmoid,
 }
-_MODULE_TYPES = {
-    "Transformer": "sentence_transformers.models.Transformer", "Pooling": "sentence_transformers.models.Pooling",
-    "Dense": "sentence_transformers.models.Dense", "Normalize": "sentence_transformers.models.Normalize",
-}  # fmt: skip
+_MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 DOCUMENT_PROMPTS, QUERY_PROMPTS = ("document", "passage", "corpus"), ("query",)
@@ -67,12 +64,6 @@ class _Module(TypedDict):
 
     type: str
     path: str
-
-
-class _Modules(TypedDict):
-    """Contents of modules.json, a list."""
-
-    modules: list[_Module]
 
 
 class _PoolingFile(TypedDict, total=False):
@@ -105,13 +96,10 @@ def build_encoder(model: LanguageModel, **overrides: Any) -> TextEncoder:
     if isinstance(changes.get("pooling"), str):
         changes["pooling"] = tuple(changes["pooling"].split("+"))
     embedding_config = replace(default_config, **changes)
-    dense_layers = (
-        dense
-        if (embedding_config.pooling, embedding_config.layer) == (default_config.pooling, default_config.layer)
-        else nn.ModuleList()
-    )
+    if (embedding_config.pooling, embedding_config.layer) != (default_config.pooling, default_config.layer):
+        dense = nn.ModuleList()
     reference = model.tokens.weight
-    return TextEncoder(model, embedding_config, dense_layers.to(reference.device, reference.dtype))
+    return TextEncoder(model, embedding_config, dense.to(reference.device, reference.dtype))
 
 
 def read_modules(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
@@ -137,22 +125,17 @@ def read_modules(model: LanguageModel) -> tuple[Embedding, nn.ModuleList]:
         normalise = kind == "Normalize"
     if pooling is None:
         raise CheckpointError(f"{MODULES_FILE}: no Pooling module; this model embeds tokens, not texts")
-    _refuse_lower(model)
-    embedding_config = Embedding(
-        pooling=pooling, normalise=normalise, length=_read_max_length(files), prompt=_read_default_prompt(files)
-    )
-    return embedding_config, dense
+    length = _read_max_length(model)
+    return Embedding(pooling=pooling, normalise=normalise, length=length, prompt=_read_default_prompt(files)), dense
 
 
 def read_pooling(model: LanguageModel) -> tuple[Pooling, ...] | None:
     """Return the poolings defined by the model's files; None if there are none."""
     files = model.assets.modules
     path = next((path for kind, path in _list_modules(files) if kind == "Pooling"), None) if files else None
-    return (
-        None
-        if path is None
-        else _parse_pooling(_read_record(_PoolingFile, files, f"{path}/config.json"), model.spec.width)
-    )
+    if path is None:
+        return None
+    return _parse_pooling(_read_record(_PoolingFile, files, f"{path}/config.json"), model.spec.width)
 
 
 def write_modules(encoder: TextEncoder) -> dict[str, bytes]:
@@ -184,25 +167,20 @@ def write_modules(encoder: TextEncoder) -> dict[str, bytes]:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
         # NOTE: the folder must exist, or the name is looked up on the hub.
         files[f"{modules[-1][1]}/config.json"] = _encode_json({})
-    files[MODULES_FILE] = _encode_json(
-        [
-            {"idx": i, "name": str(i), "path": path, "type": _MODULE_TYPES[kind]}
-            for i, (kind, path) in enumerate(modules)
-        ]
-    )
-    prompts = (
-        {"prompts": {"default": embedding_config.prompt}, "default_prompt_name": "default"}
-        if embedding_config.prompt
-        else {}
-    )
-    files[PROMPTS_FILE] = _encode_json({**prompts, "similarity_fn_name": "cosine"})
+    entries = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(modules)
+    ]
+    files[MODULES_FILE] = _encode_json(entries)
+    prompts = {"prompts": {"default": embedding_config.prompt}, "default_prompt_name": "default"}
+    settings = {**(prompts if embedding_config.prompt else {}), "similarity_fn_name": "cosine"}
+    files[PROMPTS_FILE] = _encode_json(settings)
     return files
 
 
 def _list_modules(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
     """Return (kind, folder) of every module, in order."""
-    entries = {"modules": _parse_file(files, MODULES_FILE)}
-    modules = config.check_record(_Modules, entries, CheckpointError, MODULES_FILE)["modules"]
+    modules = config.check_record(list[_Module], _parse_file(files, MODULES_FILE), CheckpointError, MODULES_FILE)
     return [(entry["type"].rpartition(".")[2], entry["path"]) for entry in modules]
 
 
@@ -242,37 +220,38 @@ def _load_dense(files: Mapping[str, bytes], path: str) -> Dense:
     return layer
 
 
-def _read_max_length(files: Mapping[str, bytes]) -> int | None:
-    """Return the maximum length if a file defines it; otherwise the tokenizer's applies."""
-    values = [_read_json(files, name).get("max_seq_length") for name in files if fnmatch(name, LENGTH_FILE_PATTERN)]
-    return next((value for value in values if type(value) is int and value > 0), None)
+def _read_max_length(model: LanguageModel) -> int | None:
+    """Return the maximum length if a file defines it; otherwise the tokenizer's applies.
 
-
-def _refuse_lower(model: LanguageModel) -> None:
-    """Raise a CheckpointError if a file requires lowercasing that the tokenizer does not do."""
-    for name, data in model.assets.modules.items():
-        if (
-            fnmatch(name, LENGTH_FILE_PATTERN)
-            and b"do_lower_case" in data
-            and _read_json({name: data}, name).get("do_lower_case")
-        ):
-            raw = None if model.tokenizer is None else get_tokenizer(model).raw
-            if raw is not None and raw.encode("A").ids != raw.encode("a").ids:
+    Raises a CheckpointError if such a file requires lowercasing that the tokenizer does not do.
+    """
+    files = model.assets.modules
+    length = None
+    for name in [name for name in files if fnmatch(name, LENGTH_FILE_PATTERN)]:
+        settings = _read_json(files, name)
+        value = settings.get("max_seq_length")
+        if length is None and type(value) is int and value > 0:
+            length = value
+        if settings.get("do_lower_case") and model.tokenizer is not None:
+            raw = get_tokenizer(model).raw
+            if raw.encode("A").ids != raw.encode("a").ids:
                 raise CheckpointError(f"{name}: do_lower_case with a cased tokenizer is not supported")
+    return length
 
 
 def _read_default_prompt(files: Mapping[str, bytes]) -> str:
-    """Return the default prompt."""
-    settings = _read_record(_PromptsFile, files, PROMPTS_FILE) if PROMPTS_FILE in files else {}
+    settings = _read_prompts(files)
     return _find_prompt(settings, (settings.get("default_prompt_name"),)) or ""
 
 
 def read_prompts(model: LanguageModel) -> tuple[str | None, str | None]:
     """Return the prompts of a directory for documents and for queries, None where undefined."""
-    settings = (
-        _read_record(_PromptsFile, model.assets.modules, PROMPTS_FILE) if PROMPTS_FILE in model.assets.modules else {}
-    )
+    settings = _read_prompts(model.assets.modules)
     return _find_prompt(settings, DOCUMENT_PROMPTS), _find_prompt(settings, QUERY_PROMPTS)
+
+
+def _read_prompts(files: Mapping[str, bytes]) -> dict[str, Any]:
+    return _read_record(_PromptsFile, files, PROMPTS_FILE) if PROMPTS_FILE in files else {}
 
 
 def _find_prompt(settings: Mapping[str, Any], names: Iterable[Any]) -> str | None:
