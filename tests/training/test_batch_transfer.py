@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from pretune.training import batch_transfer
-from pretune.training.batch_transfer import PackedBatches
+from pretune.training.batch_transfer import BatchStats, DevicePrefetcher, PackedBatches
 from tests.training.test_loop import causal_batch
 
 
@@ -45,7 +44,8 @@ class Clock:
 
 def test_a_buffer_is_waited_for_before_it_is_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    carrier: Any = batch_transfer._CudaPrefetcher(torch.device("meta"))  # NOTE: to the CPU nothing would be copied
+    carrier: Any = DevicePrefetcher(torch.device("cuda"))
+    carrier._device = torch.device("meta")  # NOTE: to the CPU nothing would be copied
     for step, size in enumerate((6, 6, 5, 6, 9, 9), 1):
         packed = PackedBatches.from_batches([causal_batch([list(range(5, 5 + size))] * 3)])
 
@@ -54,8 +54,8 @@ def test_a_buffer_is_waited_for_before_it_is_written_again(monkeypatch: pytest.M
             packed.write(memory)
             clock.told.append(("written", step))
 
-        load = carrier.send_packed(packed.layout, batch_transfer.BatchStats(), write)
-        assert load._memory.nbytes == packed.layout.size
+        load = carrier.send_packed(packed.layout, BatchStats(), write)
+        assert load.result.args[1].nbytes == packed.layout.size
     reference: list[tuple[str, int]] = []
     for step in range(1, 7):
         reference += [("waited for", step - 2)] * (step > 2) + [("written", step), ("copied", step)]
@@ -69,8 +69,8 @@ def test_on_a_cpu_a_step_has_memory_of_its_own() -> None:
     packed = PackedBatches.from_batches([batch])
     foreign = torch.empty(packed.layout.size, dtype=torch.uint8)
     packed.write(foreign)
-    carrier = batch_transfer.build_prefetcher(torch.device("cpu"))
-    load = carrier.send_packed(packed.layout, batch_transfer.BatchStats(), lambda memory: memory.copy_(foreign))
+    carrier = DevicePrefetcher(torch.device("cpu"))
+    load = carrier.send_packed(packed.layout, BatchStats(), lambda memory: memory.copy_(foreign))
     foreign.zero_()
     (result,) = load.result()
     assert not carrier.is_async and torch.equal(result.tokens, batch.tokens)

@@ -29,7 +29,7 @@ from pretune.training.cost import (
     compute_cost,
     find_peak_flops,
 )
-from pretune.training.energy import AssumedPower, Board, Rapl, find_device
+from pretune.training.energy import find_device
 
 CPU = torch.device("cpu")
 
@@ -127,7 +127,7 @@ class FakeNvml:
 class TestNvml:
     def test_an_energy_counter(self) -> None:
         library = FakeNvml()
-        board = Board.open("b", "GPU-1", library)
+        board = energy.open_board("b", "GPU-1", library)
         assert board is not None and "NVML" in board.method and board.max_interval is None
         library.milli += 2_500
         assert board.read_joules() == 2.5
@@ -136,16 +136,16 @@ class TestNvml:
         clock = iter([10.0, 12.0, 13.0])
         monkeypatch.setattr(energy.time, "monotonic", lambda: next(clock))
         library = FakeNvml(counter=False)
-        board = Board.open("b", "GPU-1", library)
+        board = energy.open_board("b", "GPU-1", library)
         assert board is not None and board.max_interval == 1.0
         library.milli = 7_000
         assert board.read_joules() == 12.0  # two seconds between 5 and 7 watts
         assert board.read_joules() == 19.0
 
     def test_none_where_nobody_answers(self) -> None:
-        assert Board.open("b", "GPU-1", FakeNvml(found=False)) is None
-        assert Board.open("b", "GPU-1", object()) is None
-        assert Board.open("b", "GPU-2", FakeNvml()) is None
+        assert energy.open_board("b", "GPU-1", FakeNvml(found=False)) is None
+        assert energy.open_board("b", "GPU-1", object()) is None
+        assert energy.open_board("b", "GPU-2", FakeNvml()) is None
 
 
 def zone(root: Path, number: str, name: str, value: int, full: int = 1000) -> Path:
@@ -160,7 +160,7 @@ class TestRapl:
     def test_packages_and_memory_are_summed_over_the_wrap(self, tmp_path: Path) -> None:
         package, memory = zone(tmp_path, "0", "package-0", 900), zone(tmp_path, "0:1", "dram", 5)
         core, full = zone(tmp_path, "0:0", "core", 100), zone(tmp_path, "1", "psys", 100)
-        gauge = Rapl.open(tmp_path)
+        gauge = energy.open_rapl(tmp_path)
         assert gauge is not None and gauge.read_joules() == 0
         for path in (core, full):  # parts of others, or all of them again
             (path / "energy_uj").write_text("900")
@@ -171,9 +171,9 @@ class TestRapl:
         assert gauge.read_joules() == pytest.approx(221e-6)
 
     def test_none_where_there_is_none_or_it_is_hidden(self, tmp_path: Path) -> None:
-        assert Rapl.open(tmp_path) is None
+        assert energy.open_rapl(tmp_path) is None
         (zone(tmp_path, "0", "package-0", 1) / "energy_uj").unlink()
-        assert Rapl.open(tmp_path) is None
+        assert energy.open_rapl(tmp_path) is None
 
 
 class Steady:
@@ -249,10 +249,10 @@ class TestMeter:
         running.stop()
 
     def test_a_cpu_without_counters_is_assumed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(energy.Rapl, "open", lambda: None)
+        monkeypatch.setattr(energy, "open_rapl", lambda: None)
         (gauge,) = energy.find_gauges(CPU)
         threads = torch.get_num_threads()
-        assert isinstance(gauge, AssumedPower) and not gauge.is_measured
+        assert not gauge.is_measured
         assert gauge.method == f"assumed: 5.6 W for each of {format_count(threads, 'threads')}"
         previous = time.monotonic()
         first = gauge.read_joules()

@@ -222,7 +222,7 @@ def test_a_daemon_feeds_itself() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_step_sent_early_is_the_same(staged: StagedStream, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a GPU: a thread has the next step on its way while this one is used; splitting and ending wait for it."""
-    monkeypatch.setattr(batch_transfer._SyncPrefetcher, "is_async", True)
+    monkeypatch.setattr(batch_transfer.DevicePrefetcher, "is_async", True)
     with DataLoader(staged, micro=2, workers=workers, stop=9) as feed:
         for step in range(5):
             assert same(next(feed), [staged.batch(step, part=part, parts=2) for part in range(2)])
@@ -248,7 +248,7 @@ class Ends:
 
 
 def test_what_breaks_early_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_transfer._SyncPrefetcher, "is_async", True)
+    monkeypatch.setattr(batch_transfer.DevicePrefetcher, "is_async", True)
     with DataLoader(Ends()) as feed:
         next(feed)
         with pytest.raises(DataError, match=r"^step 1 "):
@@ -278,7 +278,7 @@ def test_what_a_thread_sends_stays_out_of_recordings(staged: StagedStream) -> No
     batch = staged.batch(0, part=0, parts=1)
     with ThreadPoolExecutor(1) as hand:
         for _ in range(70):  # more than torch has streams: one of them is what passes are recorded on
-            by = batch_transfer.build_prefetcher(torch.device("cuda"))
+            by = batch_transfer.DevicePrefetcher(torch.device("cuda"))
             with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
                 torch.ones(1, device="cuda").add_(1)
                 load = hand.submit(by.send, [batch]).result()

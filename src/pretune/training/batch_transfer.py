@@ -11,6 +11,7 @@ synchronous, or to a GPU on a side stream while another step is computed.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -160,82 +161,42 @@ WriteFunction = Callable[[Tensor], object]
 """Writes a step's bytes into a flat uint8 tensor."""
 
 
-class Transfer(Protocol):
+@dataclass(frozen=True, slots=True)
+class Transfer:
     """A step being copied to the device."""
 
     stats: BatchStats
+    result: Callable[[], list[Batch]]
+    """Return the batches, ready for the current stream."""
 
-    def result(self) -> list[Batch]:
-        """Return the batches, ready for the current stream."""
 
+class DevicePrefetcher:
+    """Copies steps to a device: blocking, or to a GPU asynchronously from pinned memory on a side stream.
 
-class DevicePrefetcher(Protocol):
-    """Copies steps to a device."""
+    Neither the host nor the compute stream waits for a GPU: the next step should be sent ahead of time, from another
+    thread.
+    """
 
-    is_async: bool  # True if the next step should be sent ahead of time, from another thread
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._stream = device, None
+        if device.type == "cuda":
+            # NOTE: torch hands out 32 streams of each priority in turn. CUDA graphs are captured on one of normal
+            # priority, and copies issued by a thread meanwhile must not get into the capture.
+            self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+            empty: tuple[Tensor, torch.cuda.Event | None] = torch.empty(0, dtype=torch.uint8), None
+            self._pinned_buffers = deque([empty, empty])
+
+    @property
+    def is_async(self) -> bool:
+        """True if the next step should be sent ahead of time."""
+        return self._stream is not None
 
     def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
         """Send a step from foreign memory; `write` has been called when this returns."""
-
-    def send(self, batches: list[Batch]) -> Transfer:
-        """Send batches of this process."""
-
-
-class _FinishedTransfer:
-    """Batches already on the device."""
-
-    def __init__(self, stats: BatchStats, batches: list[Batch]) -> None:
-        self.stats, self._batches = stats, batches
-
-    def result(self) -> list[Batch]:
-        return self._batches
-
-
-class _SyncPrefetcher:
-    """Blocking copies, for the CPU and other devices."""
-
-    is_async = False
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
-        memory = torch.empty(layout.size, dtype=torch.uint8)
-        write(memory)
-        return _FinishedTransfer(stats, layout.read(memory.to(self._device)))
-
-    def send(self, batches: list[Batch]) -> Transfer:
-        return _FinishedTransfer(BatchStats.from_batches(batches), [batch.to(self._device) for batch in batches])
-
-
-class _CudaTransfer:
-    """Bytes being copied to a GPU by a side stream."""
-
-    def __init__(self, layout: BufferLayout, stats: BatchStats, memory: Tensor, copy_event: torch.cuda.Event) -> None:
-        self.stats, self._layout, self._memory, self._copy_event = stats, layout, memory, copy_event
-
-    def result(self) -> list[Batch]:
-        stream = torch.cuda.current_stream(self._memory.device)
-        stream.wait_event(self._copy_event)
-        self._memory.record_stream(stream)  # the side stream's allocator must not reuse it before this stream is done
-        return self._layout.read(self._memory)
-
-
-class _CudaPrefetcher:
-    """Asynchronous copies from pinned memory on a side stream: neither the host nor the compute stream waits."""
-
-    is_async = True
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # NOTE: torch hands out 32 streams of each priority in turn. CUDA graphs are captured on one of normal priority,
-        # and copies issued by a thread meanwhile must not get into the capture.
-        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self._pinned_buffers: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
-        for _ in range(2):
-            self._pinned_buffers.append((torch.empty(0, dtype=torch.uint8), None))
-
-    def send_packed(self, layout: BufferLayout, stats: BatchStats, write: WriteFunction) -> Transfer:
+        if self._stream is None:
+            host_memory = torch.empty(layout.size, dtype=torch.uint8)
+            write(host_memory)
+            return Transfer(stats, partial(layout.read, host_memory.to(self._device)))
         pinned_memory, copy_event = self._pinned_buffers.popleft()
         if copy_event is not None:
             copy_event.synchronize()  # the copy of two steps ago, long finished
@@ -247,13 +208,21 @@ class _CudaPrefetcher:
             copy_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copy_event.record(self._stream)
         self._pinned_buffers.append((pinned_memory, copy_event))
-        return _CudaTransfer(layout, stats, memory, copy_event)
+        return Transfer(stats, partial(_read_copy, layout, memory, copy_event))
 
     def send(self, batches: list[Batch]) -> Transfer:
+        """Send batches of this process."""
+        stats = BatchStats.from_batches(batches)
+        if self._stream is None:
+            moved_batches = [batch.to(self._device) for batch in batches]
+            return Transfer(stats, lambda: moved_batches)
         packed_batches = PackedBatches.from_batches(batches)
-        return self.send_packed(packed_batches.layout, BatchStats.from_batches(batches), packed_batches.write)
+        return self.send_packed(packed_batches.layout, stats, packed_batches.write)
 
 
-def build_prefetcher(device: torch.device) -> DevicePrefetcher:
-    """Return the prefetcher for a device."""
-    return _CudaPrefetcher(device) if device.type == "cuda" else _SyncPrefetcher(device)
+def _read_copy(layout: BufferLayout, memory: Tensor, copy_event: torch.cuda.Event) -> list[Batch]:
+    """Return the batches of a copy to a GPU, for the current stream."""
+    stream = torch.cuda.current_stream(memory.device)
+    stream.wait_event(copy_event)
+    memory.record_stream(stream)  # the side stream's allocator must not reuse it before this stream is done
+    return layout.read(memory)

@@ -17,7 +17,7 @@ import torch
 
 from pretune.core.errors import RemoteError, UsageError
 from pretune.core.types import Batch
-from pretune.training.batch_transfer import BatchRequest, BatchSource, BatchStats, Transfer, build_prefetcher
+from pretune.training.batch_transfer import BatchRequest, BatchSource, BatchStats, DevicePrefetcher, Transfer
 from pretune.training.data_worker import Worker, WorkerStep, stop_workers
 
 _WORKER_NAME = "pretune-data-{}"
@@ -57,7 +57,7 @@ class DataLoader:
         self._source, self._offset, self._stop = source, offset, stop
         self._rank, self._world, self._prefetch_factor = rank, world, prefetch_factor
         self._micro, self._turn, self._first_step, self._last_step = micro, 0, start, start
-        self._prefetcher = build_prefetcher(torch.device(device))
+        self._prefetcher = DevicePrefetcher(torch.device(device))
         self._next_transfer: Future[Transfer | RemoteError] | None = None  # prefetch of the next step
         if multiprocessing.current_process().daemon:  # a daemon may have no children
             workers = 0

@@ -8,8 +8,9 @@ import ctypes
 import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,42 +26,30 @@ _MAKERS = {"nvidia", "tesla", "geforce"}
 _VARIANTS = {"sxm", "sxm2", "sxm4", "sxm5", "40gb", "80gb", "141gb", "hbm2e", "hbm3", "hbm3e"}
 
 
-class Gauge(Protocol):
-    """Energy counter of one component."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gauge:
+    """Energy counter of one component of the machine."""
 
-    @property
-    def component(self) -> str:
-        """Component of the machine."""
-
-    @property
-    def method(self) -> str:
-        """Method of measurement."""
-
-    @property
-    def is_measured(self) -> bool:
-        """False if assumed."""
-
-    @property
-    def max_interval(self) -> float | None:
-        """Maximum seconds between two readings; None: no limit."""
-
-    def read_joules(self) -> float:
-        """Return the joules since creation."""
+    component: str
+    method: str  # of measurement
+    read_joules: Callable[[], float]  # since creation
+    is_measured: bool = True  # False: assumed
+    max_interval: float | None = None  # maximum seconds between two readings; None: no limit
 
 
 def find_gauges(device: torch.device, *, host: bool = True) -> list[Gauge]:
     """Return the gauges of a device and, with `host`, of the host processor if readable."""
     gauges: list[Gauge] = []
-    packages = Rapl.open() if host else None
+    packages = open_rapl() if host else None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
-        gauges.append(Board.open(properties.name, f"GPU-{properties.uuid}") or _assume_board(properties.name))
+        gauges.append(open_board(properties.name, f"GPU-{properties.uuid}") or _assume_board(properties.name))
     elif device.type == "mps":
-        gauges.append(AssumedPower("Apple GPU", DEVICES["apple-m2"].watts, f"{DEVICES['apple-m2'].watts:.0f} W"))
+        gauges.append(assume_power("Apple GPU", DEVICES["apple-m2"].watts, f"{DEVICES['apple-m2'].watts:.0f} W"))
     elif packages is None and host:
         threads = torch.get_num_threads()
         method = f"{CORE_WATTS:.1f} W for each of {format_count(threads, 'threads')}"
-        gauges.append(AssumedPower("processor", CORE_WATTS * threads, method))
+        gauges.append(assume_power("processor", CORE_WATTS * threads, method))
     return [*gauges, packages] if packages else gauges
 
 
@@ -74,56 +63,44 @@ def find_device(name: str) -> Device | None:
     return DEVICES.get("".join(words))
 
 
-class AssumedPower:
-    """Constant power, for a component without a counter."""
-
-    is_measured, max_interval = False, None
-
-    def __init__(self, component: str, watts: float, method: str) -> None:
-        self.component, self.method, self._watts, self._start_time = (
-            component,
-            f"assumed: {method}",
-            watts,
-            time.monotonic(),
-        )
-
-    def read_joules(self) -> float:
-        return self._watts * (time.monotonic() - self._start_time)
+def assume_power(component: str, watts: float, method: str) -> Gauge:
+    """Return a constant power, for a component without a counter."""
+    start_time = time.monotonic()
+    return Gauge(
+        component=component,
+        method=f"assumed: {method}",
+        read_joules=lambda: watts * (time.monotonic() - start_time),
+        is_measured=False,
+    )
 
 
-def _assume_board(name: str) -> AssumedPower:
+def _assume_board(name: str) -> Gauge:
     device = find_device(name)
     watts = device.watts if device else UNKNOWN_WATTS
     suffix = "" if device else " of an unknown board"
-    return AssumedPower(name, ASSUMED_LOAD * watts, f"{ASSUMED_LOAD:.0%} of the limit of {watts:.0f} W{suffix}")
+    return assume_power(name, ASSUMED_LOAD * watts, f"{ASSUMED_LOAD:.0%} of the limit of {watts:.0f} W{suffix}")
 
 
-class Rapl:
-    """RAPL energy counters of processor packages and their memory (Intel and AMD), if readable."""
+def open_rapl(root: Path = RAPL_DIR) -> Gauge | None:
+    """Open the RAPL counters of processor packages and their memory (Intel and AMD); None if there are none to read."""
+    try:
+        limits = {zone / "energy_uj": _read_number(zone / "max_energy_range_uj") for zone in _find_zones(root)}
+        last_values = {path: _read_number(path) for path in limits}
+    except (OSError, ValueError):
+        return None
+    microjoules = 0
 
-    component, method, is_measured = "processor", "RAPL", True
-    max_interval = 60.0  # the counters overflow, after a quarter of an hour at the earliest
+    def read_joules() -> float:
+        nonlocal microjoules
+        for path, limit in limits.items():
+            value = _read_number(path)
+            microjoules += (value - last_values[path]) % (limit + 1)
+            last_values[path] = value
+        return microjoules / 1e6
 
-    def __init__(self, zones: list[tuple[Path, int]]) -> None:
-        self._zones = zones
-        self._last_values = [_read_number(zone / "energy_uj") for zone, _ in zones]
-        self._microjoules = 0
-
-    @classmethod
-    def open(cls, root: Path = RAPL_DIR) -> "Rapl | None":
-        """Open the counters of this machine; None if it has none or they are not readable."""
-        try:
-            zones = [(zone, _read_number(zone / "max_energy_range_uj")) for zone in _find_zones(root)]
-            return cls(zones) if zones else None
-        except (OSError, ValueError):
-            return None
-
-    def read_joules(self) -> float:
-        for number, (zone, full) in enumerate(self._zones):
-            value = _read_number(zone / "energy_uj")
-            self._microjoules += (value - self._last_values[number]) % (full + 1)
-            self._last_values[number] = value
-        return self._microjoules / 1e6
+    # The counters overflow, after a quarter of an hour at the earliest.
+    gauge = Gauge(component="processor", method="RAPL", read_joules=read_joules, max_interval=60.0)
+    return gauge if limits else None
 
 
 def _find_zones(root: Path) -> Iterator[Path]:
@@ -138,40 +115,41 @@ def _read_number(path: Path) -> int:
     return int(path.read_text())
 
 
-class Board:
-    """GPU read by NVML: its energy counter or, on older boards, its power every second."""
+def open_board(name: str, uuid: str, library: Any = None) -> Gauge | None:
+    """Open a GPU by UUID; None if NVML is missing or does not report it.
 
-    is_measured = True
-
-    def __init__(self, name: str, read_value: Callable[[], float], *, has_counter: bool) -> None:
-        self.component, self.method = name, "NVML energy counter" if has_counter else "NVML power, read every second"
-        self.max_interval = None if has_counter else 1.0
-        self._read_value, self._has_counter = read_value, has_counter
-        self._start_value = self._last_value = read_value()
-        self._last_time, self._joules = time.monotonic(), 0.0
-
-    @classmethod
-    def open(cls, name: str, uuid: str, library: Any = None) -> "Board | None":
-        """Open a board by UUID; None if NVML is missing or does not report it."""
+    NVML has an energy counter or, on older boards, the power, which is read every second.
+    """
+    try:
+        nvml = library or ctypes.CDLL("libnvidia-ml.so.1")
+        handle = ctypes.c_void_p()
+        _check_code(nvml.nvmlInit_v2())
+        _check_code(nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)))
         try:
-            nvml = library or ctypes.CDLL("libnvidia-ml.so.1")
-            handle = ctypes.c_void_p()
-            _check_code(nvml.nvmlInit_v2())
-            _check_code(nvml.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)))
-            try:
-                return cls(name, _build_reader(nvml.nvmlDeviceGetTotalEnergyConsumption, handle), has_counter=True)
-            except OSError:  # older than Volta
-                return cls(name, _build_reader(nvml.nvmlDeviceGetPowerUsage, handle), has_counter=False)
-        except (OSError, AttributeError):
-            return None
+            read_energy = _build_reader(nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+            start_value = read_energy()
+        except OSError:  # older than Volta
+            read_joules = _integrate_power(_build_reader(nvml.nvmlDeviceGetPowerUsage, handle))
+            method = "NVML power, read every second"
+            return Gauge(component=name, method=method, read_joules=read_joules, max_interval=1.0)
+        method = "NVML energy counter"
+        return Gauge(component=name, method=method, read_joules=lambda: read_energy() - start_value)
+    except (OSError, AttributeError):
+        return None
 
-    def read_joules(self) -> float:
-        timestamp, value = time.monotonic(), self._read_value()
-        if self._has_counter:
-            return value - self._start_value
-        self._joules += (timestamp - self._last_time) * (self._last_value + value) / 2
-        self._last_time, self._last_value = timestamp, value
-        return self._joules
+
+def _integrate_power(read_watts: Callable[[], float]) -> Callable[[], float]:
+    """Return a reader of the joules since now, by the trapezoidal rule."""
+    last_watts, last_time, joules = read_watts(), time.monotonic(), 0.0
+
+    def read_joules() -> float:
+        nonlocal last_watts, last_time, joules
+        timestamp, watts = time.monotonic(), read_watts()
+        joules += (timestamp - last_time) * (last_watts + watts) / 2
+        last_watts, last_time = watts, timestamp
+        return joules
+
+    return read_joules
 
 
 def _build_reader(function: Any, handle: ctypes.c_void_p) -> Callable[[], float]:
