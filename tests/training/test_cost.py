@@ -280,29 +280,33 @@ class TestCost:
         result = compute_cost(
             self.totals, CPU, CostRates(grid_g_per_kwh=100, dollars_per_device_hour=2.0, dollars_per_kwh=0.5)
         )
-        assert (result.devices, result.seconds, result.flops) == (2, 3600, 1.2e16)
-        assert result.kwh == 2.0 and len(result.energy) == 2
-        assert result.co2e_kg == 0.2 and result.dollars == 2 * 2.0 + 2.0 * 0.5
-        assert (result.energy_label, result.price_label) == ("partly measured", "given")
-        assert result.mfu is None and result.peak_flops is None
-        assert json.loads(json.dumps(result.to_dict(), allow_nan=False))["kwh"] == 2.0
+        assert (result["devices"], result["seconds"], result["flops"]) == (2, 3600, 1.2e16)
+        assert result["kwh"] == 2.0 and len(result["energy"]) == 2
+        assert result["co2e_kg"] == 0.2 and result["dollars"] == 2 * 2.0 + 2.0 * 0.5
+        assert (result["energy_label"], result["price_label"]) == ("partly measured", "given")
+        assert result["mfu"] is None and result["peak_flops"] is None
+        assert json.loads(json.dumps(result, allow_nan=False))["kwh"] == 2.0
 
     def test_labels_and_what_is_assumed(self) -> None:
         result = compute_cost(self.totals[:1], CPU, CostRates())
-        assert result.energy_label == "measured"
+        assert result["energy_label"] == "measured"
         measured = replace(self.totals[0], energy=(Energy(what="processor", how="", measured=True, joules=1.0),))
-        assert len(result.left_out) == len(compute_cost([measured], CPU, CostRates()).left_out) + 1
-        assert result.grid_g_per_kwh == 475
-        assert (result.price_label, result.dollars_per_device_hour, result.dollars_per_kwh) == ("assumed", 0, 0.3)
-        assert compute_cost([Totals()], CPU, CostRates()).energy_label == "estimated"
+        assert len(result["left_out"]) == len(compute_cost([measured], CPU, CostRates())["left_out"]) + 1
+        assert result["grid_g_per_kwh"] == 475
+        assert (result["price_label"], result["dollars_per_device_hour"], result["dollars_per_kwh"]) == (
+            "assumed",
+            0,
+            0.3,
+        )
+        assert compute_cost([Totals()], CPU, CostRates())["energy_label"] == "estimated"
 
     def test_a_device_we_know(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
         assert find_peak_flops("cuda", torch.bfloat16) == 989e12 and find_peak_flops("cuda", None) == 67e12
         result = compute_cost(self.totals[:1], "cuda", CostRates(), precision=torch.bfloat16)
-        assert result.device == "NVIDIA H200"
-        assert result.mfu == pytest.approx(5e15 / (3600 * 989e12))
-        assert result.dollars == pytest.approx(3.80) and result.dollars_per_kwh == 0  # it is in the rent
+        assert result["device"] == "NVIDIA H200"
+        assert result["mfu"] == pytest.approx(5e15 / (3600 * 989e12))
+        assert result["dollars"] == pytest.approx(3.80) and result["dollars_per_kwh"] == 0  # it is in the rent
 
 
 @pytest.mark.gpu

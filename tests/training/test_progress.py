@@ -4,15 +4,15 @@ import io
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from pretune.core import log
 from pretune.training.cost import CostRates, Energy, Totals, compute_cost
-from pretune.training.progress import Progress, RunSummary, show_summary
+from pretune.training.progress import Progress, build_rows, show_summary
+from pretune.training.records import RunSummaryRecord
 from tests.conftest import Screen
 
 Capture = pytest.CaptureFixture[str]
@@ -152,7 +152,7 @@ def test_a_loss_that_is_not_known_or_not_finite(capsys: Capture) -> None:
 
 def test_quiet_says_nothing(capsys: Capture, quiet: None) -> None:
     run(Clock(), 50, 0.5, total=50)
-    show_summary(summary())
+    show_summary("tiny", summary())
     assert capsys.readouterr() == ("", "")
 
 
@@ -165,25 +165,20 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -
     assert capsys.readouterr() == ("", "")
 
 
-def summary(**changes: Any) -> RunSummary:
+def summary(**changes: Any) -> RunSummaryRecord:
     energy = (Energy(what="gpu", how="NVML energy counter", measured=True, joules=3.6e4),)
     paid = compute_cost([Totals(seconds=120.0, flops=3.2e17, energy=energy)], "cpu", CostRates())
-    given: dict[str, Any] = {
-        "loss": 3.14159,
-        "held_out": {"loss": 3.2},
-        "waiting": 0.6,
-        "saving": 1.2,
-        "evaluating": 6.0,
-    }
-    return RunSummary(title="tiny", steps=1200, tokens=78_643_200, seconds=120.0, cost=paid, **given | changes)
+    given: dict[str, Any] = {"loss": 3.14159, "held_out": {"loss": 3.2}, "waiting": 0.6, "saving": 1.2, "warnings": []}
+    given |= {"steps": 1200, "tokens": 78_643_200, "seconds": 120.0, "evaluating": 6.0, "cost": paid}
+    return cast(RunSummaryRecord, given | changes)
 
 
 def test_the_table_at_the_end(capsys: Capture) -> None:
-    show_summary(summary(skipped=2))
+    show_summary("tiny", summary(skipped=2))
     out, err = capsys.readouterr()
     assert out == ""
     title, *rows = err.splitlines()
-    assert title == "tiny" and len(rows) == len(summary(skipped=2).build_rows())
+    assert title == "tiny" and len(rows) == len(build_rows(summary(skipped=2)))
     assert figures("\n".join(rows)) == [
         ["3.1416"],
         ["3.2000"],
@@ -206,9 +201,9 @@ def test_the_table_on_a_terminal_and_with_a_known_device(monkeypatch: pytest.Mon
     screen = terminal(monkeypatch)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     paid = compute_cost([Totals(seconds=120.0, flops=5.2e16)], "cuda", CostRates(), precision=torch.bfloat16)
-    bare = RunSummary(title="tiny", steps=1, tokens=5, seconds=120.0, cost=paid)
-    show_summary(bare)
+    bare = summary(loss=None, held_out={}, cost=paid)
+    show_summary("tiny", bare)
     drawn = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())
     assert re.search(r"43\.8%.*\b989T", drawn)
     assert re.search(r"\$0\.13\b.*\$3\.8\b", drawn)
-    assert len(bare.build_rows()) == len(replace(bare, held_out={"loss": 1.0}).build_rows()) - 1
+    assert len(build_rows(bare)) == len(build_rows({**bare, "held_out": {"loss": 1.0}})) - 1

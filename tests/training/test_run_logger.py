@@ -82,7 +82,7 @@ def test_sums(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal, loop = kept(tmp_path, 6, done=half)
     loop.state.eval_metrics = {"loss": 2.0, "perplexity": 7.4, "accuracy": 0.5}
     capsys.readouterr()
-    result = journal.summarize(loop).to_dict()
+    result = journal.summarize(loop)
     assert (
         result["cost"]["flops"] > 1.5 * previous > 0 and result["steps"] == 6 and result["held_out"]["accuracy"] == 0.5
     )

@@ -168,7 +168,7 @@ def test_the_lowest_loss_is_the_best(tmp_path: Path, at_start: bool, steps: list
     evaluation = Evaluation(evaluate=evaluate, every=2, compute_loss=lambda found: found["loss"], at_start=at_start)
     with build(tmp_path, evaluation=evaluation) as trainer:
         state = trainer.fit(resume=False)
-        assert trainer.summarize().held_out == {"loss": 2.0}
+        assert trainer.summarize()["held_out"] == {"loss": 2.0}
     assert seen == steps and (state.best, state.best_step) == (1.0, 2)
 
 

@@ -38,8 +38,7 @@ from pretune.training.cost import build_flops_counter
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 from pretune.training.optim import AdamW
-from pretune.training.progress import RunSummary
-from pretune.training.records import EmbeddingScoresFile, ResumeFile
+from pretune.training.records import EmbeddingScoresFile, ResumeFile, RunSummaryRecord
 from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 
 
@@ -262,10 +261,10 @@ class EmbeddingRun:
         triplets = [(anchor, positive, negative) for anchor, positive, negative in self.dev.texts]
         return {"triplet_accuracy": float(triplet_accuracy(ready, triplets)["accuracy"])}
 
-    def _finish(self, summary: RunSummary, initial_scores: dict[str, float]) -> TrainedEmbeddings:
+    def _finish(self, summary: RunSummaryRecord, initial_scores: dict[str, float]) -> TrainedEmbeddings:
         """Save the model with sentence-transformers files, the scores, and last the cost."""
         final_scores = self._evaluate()
-        scores = {"before": initial_scores, "after": final_scores, "steps": summary.steps, "loss": summary.loss}
+        scores = {"before": initial_scores, "after": final_scores, "steps": summary["steps"], "loss": summary["loss"]}
         if not self.ranks.is_first:
             return TrainedEmbeddings(self.run_dir.path, scores)
         body = self.encoder.model.eval()
@@ -276,7 +275,7 @@ class EmbeddingRun:
         body.assets.modules = sentence_modules.write_modules(self.encoder)
         checkpoint.save(body, self.run_dir.path, overwrite=True)
         io.write_json(self.run_dir.scores, scores)
-        self.run_dir.write_cost(summary.to_dict())
+        self.run_dir.write_cost(summary)
         return TrainedEmbeddings(self.run_dir.path, scores)
 
 

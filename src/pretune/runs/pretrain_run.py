@@ -290,7 +290,7 @@ class PretrainRun:
         """Write the model, its card and its cost. `epochs` are those of each source."""
         summary = {
             "parameters": self.model.spec.params().total,
-            **trainer.summarize().to_dict(),
+            **trainer.summarize(),
             "epochs": dict(epochs),
         }
         if self.flops is not None:

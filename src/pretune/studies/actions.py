@@ -77,7 +77,7 @@ class StepRunner:
                 if step.rate_factor is None:
                     raise
                 outcome = Outcome(scores={}, amounts={})  # the worst of the tries
-        measured_cost = compute_cost([meter.compute_totals()], device, CostRates()).to_dict()
+        measured_cost = compute_cost([meter.compute_totals()], device, CostRates())
         seconds = {"total_seconds": time.monotonic() - start, "cpu_seconds": measure_cpu_seconds() - cpu_start}
         return make_record(step, outcome.scores, {**seconds, **outcome.amounts}, outcome.cost or measured_cost)
 

@@ -4,7 +4,7 @@
     with meter:
         meter.add(dataloader.stats)            # after every step
         meter.compute_totals()                 # for a checkpoint: a resumed run continues from there
-    write_json(run / "cost.json", compute_cost([meter.compute_totals()], device, CostRates()).to_dict())
+    write_json(run / "cost.json", compute_cost([meter.compute_totals()], device, CostRates()))
 
 Model FLOPs of useful tokens only, by the formulas of `models/cost.py`. Steps lost in a crash after the last checkpoint
 are not in the totals.
@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Self
+from typing import Self, cast
 
 import torch
 
@@ -25,6 +25,7 @@ from pretune.models.devices import DOLLARS_PER_KWH, Device
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.energy import Gauge, find_device, find_gauges
+from pretune.training.records import CostFile, EnergyRecord
 
 
 def build_flops_counter(*models: Model) -> Callable[[BatchStats], float]:
@@ -187,32 +188,6 @@ class CostRates:
     dollars_per_kwh: NonNegative[float] | None = None
 
 
-@spec
-class Cost:
-    """Contents of cost.json."""
-
-    device: str
-    devices: int
-    seconds: float  # training time; all other numbers refer to it
-    flops: float
-    peak_flops: float | None  # of one device, per second; None: unknown
-    mfu: float | None  # over the whole time: evaluation, saving and waiting included
-    kwh: float
-    energy: tuple[Energy, ...]
-    energy_label: str  # measured, estimated, or partly measured
-    left_out: tuple[str, ...]  # consumers of energy not included
-    co2e_kg: float
-    grid_g_per_kwh: float
-    dollars: float
-    dollars_per_device_hour: float
-    dollars_per_kwh: float
-    price_label: str  # given, or assumed
-
-    def to_dict(self) -> dict[str, Any]:
-        """Convert to JSON values."""
-        return to_dict(self)
-
-
 def find_peak_flops(device: torch.device | str, precision: torch.dtype | None) -> float | None:
     """Return the peak FLOP/s of a known device by its data sheet; a precision of None is fp32."""
     known_device = _find_device(torch.device(device))
@@ -225,15 +200,16 @@ def find_peak_flops(device: torch.device | str, precision: torch.dtype | None) -
 
 def compute_cost(
     totals: Sequence[Totals], device: torch.device | str, cost_rates: CostRates, *, precision: torch.dtype | None = None
-) -> Cost:
-    """Compute the cost of a run from the totals of its ranks, which all use the same kind of device."""
+) -> CostFile:
+    """Compute the contents of cost.json from the totals of its ranks, which all use the same kind of device."""
     torch_device = torch.device(device)
     seconds, flops = max(total.seconds for total in totals), sum(total.flops for total in totals)
     rate, table = find_peak_flops(torch_device, precision), _find_device(torch_device)
     energy = merge_energy(part for total in totals for part in total.energy)
     kwh = sum(part.joules for part in energy) / _JOULES_PER_KWH
     hour, per_kwh = _resolve_prices(cost_rates, table)
-    return Cost(
+    return CostFile(
+        kind="cost",
         device=torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else torch_device.type,
         devices=len(totals),
         seconds=seconds,
@@ -241,9 +217,9 @@ def compute_cost(
         peak_flops=rate,
         mfu=flops / (seconds * rate * len(totals)) if rate and seconds else None,
         kwh=kwh,
-        energy=energy,
+        energy=[cast(EnergyRecord, to_dict(part)) for part in energy],
         energy_label=_format_label(energy),
-        left_out=_list_excluded(energy),
+        left_out=[*_list_excluded(energy)],
         co2e_kg=kwh * cost_rates.grid_g_per_kwh / 1000,
         grid_g_per_kwh=cost_rates.grid_g_per_kwh,
         dollars=seconds / 3600 * len(totals) * hour + kwh * per_kwh,

@@ -12,9 +12,8 @@ import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple, Protocol, Self, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, Self
 
 from pretune.core import log
 from pretune.core.log import (
@@ -27,8 +26,7 @@ from pretune.core.log import (
     format_kilograms,
     format_number,
 )
-from pretune.training.cost import Cost
-from pretune.training.records import RunSummaryRecord
+from pretune.training.records import CostFile, RunSummaryRecord
 
 _LINE_SECONDS = 10.0  # between lines
 _FRAME_SECONDS = 0.1  # between updates of the bar
@@ -179,95 +177,69 @@ def _build_bar() -> Any:
     return Bar(*columns, console=Console(stderr=True), transient=True)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """Results of a run over all its processes; times are of training, on rank 0."""
-
-    title: str
-    steps: int
-    tokens: int
-    seconds: float
-    loss: float | None = None
-    skipped: int = 0
-    waiting: float = 0.0  # seconds waiting for data
-    saving: float = 0.0  # seconds blocked by checkpoints
-    evaluating: float = 0.0
-    warnings: Sequence[str] = ()
-    elapsed: float = 0.0  # seconds of training, evaluation and saving
-    held_out: Mapping[str, float] = field(default_factory=dict)  # metrics of the last evaluation
-    unigram_loss: float | None = None  # validation loss of a unigram model of the training data
-    best: float | None = None  # validation loss
-    best_step: int | None = None
-    cost: Cost
-
-    def to_dict(self) -> RunSummaryRecord:
-        """Convert to JSON values, as the summary of a run is stored."""
-        values = {part.name: getattr(self, part.name) for part in fields(self) if part.name != "title"}
-        if self.unigram_loss is None:
-            del values["unigram_loss"]
-        return cast(RunSummaryRecord, values | {"warnings": [*self.warnings], "cost": self.cost.to_dict()})
-
-    def build_rows(self) -> list[tuple[str, str]]:
-        """Return (name, value) rows."""
-        return [*self._iter_results(), *self._iter_times(), *self._iter_costs()]
-
-    def _iter_results(self) -> Iterator[tuple[str, str]]:
-        if self.loss is not None:
-            yield "loss", f"{self.loss:.4f}"
-        if "loss" in self.held_out:
-            yield "validation loss", f"{self.held_out['loss']:.4f}"
-        for name, value in self.held_out.items():
-            if name != "loss":
-                yield f"validation {name.replace('_', ' ')}", f"{value:.4g}"
-        if self.unigram_loss is not None:
-            yield "unigram loss", f"{self.unigram_loss:.4f}"
-        suffix = f" ({self.skipped:,} skipped: non-finite)" if self.skipped else ""
-        yield "steps", f"{self.steps:,}{suffix}"
-        yield "tokens", f"{self.tokens:,}"
-        for warning in self.warnings:
-            yield "warning", warning
-
-    def _iter_times(self) -> Iterator[tuple[str, str]]:
-        seconds = max(self.seconds, 1e-9)
-        yield TRAINING_TIME, format_duration(self.seconds)
-        yield "tokens/s", format_number(self.tokens / seconds)
-        if self.cost.mfu is not None:
-            yield "MFU", f"{self.cost.mfu:.1%} of {format_number(self.cost.peak_flops or 0, billion='G')}FLOP/s"
-        for name, part in (
-            ("waiting for data", self.waiting),
-            ("saving", self.saving),
-            ("evaluating", self.evaluating),
-        ):
-            yield name, f"{part / seconds:.1%}"
-
-    def _iter_costs(self) -> Iterator[tuple[str, str]]:
-        cost = self.cost
-        methods = "; ".join(f"{part.what}: {part.how}" for part in cost.energy)
-        yield "FLOPs", f"{format_number(cost.flops, billion='G')}FLOP"
-        yield (
-            "energy",
-            f"{format_energy(cost.kwh)} ({'; '.join([cost.energy_label, *([methods] if methods else []), COST_SPAN])})",
-        )
-        yield "CO2e", f"{format_kilograms(cost.co2e_kg)} (at {cost.grid_g_per_kwh:g} g/kWh)"
-        prices = [f"${cost.dollars_per_device_hour:g} per hour"] if cost.dollars_per_device_hour else []
-        prices += [f"${cost.dollars_per_kwh:g} per kWh"] if cost.dollars_per_kwh else []
-        yield "price", f"{format_dollars(cost.dollars)} ({cost.price_label}: {', '.join(prices) or 'no cost'})"
+def build_rows(summary: RunSummaryRecord) -> list[tuple[str, str]]:
+    """Return the (name, value) rows of the summary table."""
+    return [*_iter_results(summary), *_iter_times(summary), *_iter_costs(summary["cost"])]
 
 
-def show_summary(summary: RunSummary) -> None:
+def _iter_results(summary: RunSummaryRecord) -> Iterator[tuple[str, str]]:
+    loss, unigram_loss = summary.get("loss"), summary.get("unigram_loss")
+    held_out, skipped = summary.get("held_out") or {}, summary.get("skipped")
+    if loss is not None:
+        yield "loss", f"{loss:.4f}"
+    if "loss" in held_out:
+        yield "validation loss", f"{held_out['loss']:.4f}"
+    for name, value in held_out.items():
+        if name != "loss":
+            yield f"validation {name.replace('_', ' ')}", f"{value:.4g}"
+    if unigram_loss is not None:
+        yield "unigram loss", f"{unigram_loss:.4f}"
+    suffix = f" ({skipped:,} skipped: non-finite)" if skipped else ""
+    yield "steps", f"{summary['steps']:,}{suffix}"
+    yield "tokens", f"{summary['tokens']:,}"
+    for warning in summary["warnings"]:
+        yield "warning", warning
+
+
+def _iter_times(summary: RunSummaryRecord) -> Iterator[tuple[str, str]]:
+    seconds, cost = max(summary["seconds"], 1e-9), summary["cost"]
+    yield TRAINING_TIME, format_duration(summary["seconds"])
+    yield "tokens/s", format_number(summary["tokens"] / seconds)
+    if cost["mfu"] is not None:
+        yield "MFU", f"{cost['mfu']:.1%} of {format_number(cost.get('peak_flops') or 0, billion='G')}FLOP/s"
+    for name, part in (
+        ("waiting for data", summary["waiting"]),
+        ("saving", summary["saving"]),
+        ("evaluating", summary["evaluating"]),
+    ):
+        yield name, f"{part / seconds:.1%}"
+
+
+def _iter_costs(cost: CostFile) -> Iterator[tuple[str, str]]:
+    methods = "; ".join(f"{part['what']}: {part['how']}" for part in cost["energy"])
+    details = "; ".join([cost["energy_label"], *([methods] if methods else []), COST_SPAN])
+    yield "FLOPs", f"{format_number(cost['flops'], billion='G')}FLOP"
+    yield "energy", f"{format_energy(cost['kwh'])} ({details})"
+    yield "CO2e", f"{format_kilograms(cost['co2e_kg'])} (at {cost['grid_g_per_kwh']:g} g/kWh)"
+    prices = [f"${cost['dollars_per_device_hour']:g} per hour"] if cost["dollars_per_device_hour"] else []
+    prices += [f"${cost['dollars_per_kwh']:g} per kWh"] if cost["dollars_per_kwh"] else []
+    yield "price", f"{format_dollars(cost['dollars'])} ({cost['price_label']}: {', '.join(prices) or 'no cost'})"
+
+
+def show_summary(title: str, summary: RunSummaryRecord) -> None:
     """Print the summary of a run; nothing with --quiet."""
     if log.is_quiet():
         return
     if not sys.stderr.isatty():
-        log.info("\n".join([summary.title, *align_columns(summary.build_rows())]))
+        log.info("\n".join([title, *align_columns(build_rows(summary))]))
         return
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 2))
-    for name, value in summary.build_rows():
+    for name, value in build_rows(summary):
         table.add_row(Text(name, style="dim"), Text(value))
     console = Console(stderr=True, highlight=False)
-    console.print(Text(log.escape(summary.title), style="bold"))
+    console.print(Text(log.escape(title), style="bold"))
     console.print(table)

@@ -23,8 +23,10 @@ def read_run_record(cls: type[T], path: str | os.PathLike[str], error: type[Pret
 class EnergyRecord(TypedDict):
     """Entry of cost.json: a component and the method of measurement."""
 
+    kind: NotRequired[str]
     what: str
     how: str
+    measured: NotRequired[bool]
     joules: NotRequired[Amount]
 
 
@@ -34,10 +36,15 @@ class SummaryRecord(TypedDict, total=False):
     parameters: Count
     steps: Count
     tokens: Count
+    loss: Number | None
     skipped: Count
-    held_out: dict[str, Number | None] | None
-    unigram_loss: Number
-    best: Number | None
+    waiting: Amount  # seconds waiting for data
+    saving: Amount  # seconds blocked by checkpoints
+    evaluating: Amount  # seconds
+    elapsed: Amount  # seconds of training, evaluation and saving
+    held_out: dict[str, Number | None] | None  # metrics of the last evaluation
+    unigram_loss: Number | None  # validation loss of a unigram model of the training data
+    best: Number | None  # validation loss
     best_step: Count | None
     warnings: list[str]
     teacher_flops: Amount
@@ -56,20 +63,23 @@ class PretrainSummary(TypedDict):
 class CostFile(TypedDict):
     """cost.json."""
 
+    kind: NotRequired[str]
     device: str
     devices: Count
-    seconds: Amount
+    seconds: Amount  # training time; all other numbers refer to it
     flops: Amount
     peak_flops: NotRequired[Amount | None]  # of one device, per second
-    mfu: Amount | None
+    mfu: Amount | None  # over the whole time: evaluation, saving and waiting included
     kwh: Amount
     energy: list[EnergyRecord]
-    energy_label: str
-    left_out: list[str]
+    energy_label: str  # measured, estimated, or partly measured
+    left_out: list[str]  # consumers of energy not included
     co2e_kg: Amount
     grid_g_per_kwh: Amount
     dollars: Amount
-    price_label: str
+    dollars_per_device_hour: NotRequired[Amount]
+    dollars_per_kwh: NotRequired[Amount]
+    price_label: str  # given, or assumed
     run: NotRequired[SummaryRecord]
 
 

@@ -36,8 +36,8 @@ from pretune.training.config import TrainConfig
 from pretune.training.cost import CostMeter, Totals, compute_cost
 from pretune.training.loop import Loop
 from pretune.training.optim.sgd import AveragedDescent
-from pretune.training.progress import Progress, RunSummary, show_summary
-from pretune.training.records import MetricsLine
+from pretune.training.progress import Progress, show_summary
+from pretune.training.records import MetricsLine, RunSummaryRecord
 from pretune.training.step import StepMetrics
 
 Value = float | int | str | bool | None | Mapping[str, "Value"]
@@ -367,30 +367,33 @@ class RunLogger:
             self._metrics.sync()
             loop.state.metrics_bytes = self._metrics.size
 
-    def summarize(self, loop: Loop, warnings: Sequence[str] = (), *, unigram_loss: float | None = None) -> RunSummary:
+    def summarize(
+        self, loop: Loop, warnings: Sequence[str] = (), *, unigram_loss: float | None = None
+    ) -> RunSummaryRecord:
         """Show and return the summary of the run; all ranks are assumed to use the same energy."""
         state, totals = loop.state, [self._meter.compute_totals()] * loop.ranks.world
         cost = compute_cost(totals, loop.ranks.device, self.config.cost_rates, precision=loop.precision)
-        summary = RunSummary(
-            title=self.run_dir.name,
-            steps=state.step,
-            tokens=state.tokens,
-            seconds=cost.seconds,
-            loss=self.loss,
-            skipped=state.skipped_steps,
-            waiting=state.data_wait,
-            saving=state.saving,
-            evaluating=state.evaluating,
-            warnings=warnings,
-            elapsed=state.elapsed_seconds,
-            held_out=state.eval_metrics,
-            unigram_loss=unigram_loss,
-            best=state.best,
-            best_step=state.best_step,
-            cost=cost,
-        )
+        summary: RunSummaryRecord = {
+            "steps": state.step,
+            "tokens": state.tokens,
+            "seconds": cost["seconds"],
+            "loss": self.loss,
+            "skipped": state.skipped_steps,
+            "waiting": state.data_wait,
+            "saving": state.saving,
+            "evaluating": state.evaluating,
+            "warnings": [*warnings],
+            "elapsed": state.elapsed_seconds,
+            "held_out": {**state.eval_metrics},
+            "unigram_loss": unigram_loss,
+            "best": state.best,
+            "best_step": state.best_step,
+            "cost": cost,
+        }
+        if unigram_loss is None:
+            del summary["unigram_loss"]
         if loop.ranks.is_first:
-            show_summary(summary)
+            show_summary(self.run_dir.name, summary)
         return summary
 
     def _write(self, step: int, values: dict[str, Any]) -> None:

@@ -44,7 +44,8 @@ from pretune.training.dataloader import DataLoader
 from pretune.training.distributed import Parallel, Ranks, run_on_rank_zero
 from pretune.training.loop import DivergenceGuard, GracefulShutdown, Hook, Loop
 from pretune.training.optim import ParameterGroup, build_parameter_groups, use_averages
-from pretune.training.progress import Progress, RunSummary
+from pretune.training.progress import Progress
+from pretune.training.records import RunSummaryRecord
 from pretune.training.run_logger import RunLogger, read_metrics
 from pretune.training.step import ModelWithLoss, TrainingObjective, TrainState, count_micro_batches
 from pretune.training.validation import (
@@ -167,7 +168,7 @@ class Trainer:
         loop.hooks, loop.graph_runner = (), None  # reference cycles that keep device memory
         return state
 
-    def summarize(self) -> RunSummary:
+    def summarize(self) -> RunSummaryRecord:
         """Show and return the summary of the run."""
         check, step = self.learning_check, self._select_evaluation()
         if check is None or not self.process.ranks.is_first:

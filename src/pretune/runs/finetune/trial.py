@@ -338,7 +338,7 @@ def fit_trial(
     ) as trainer:
         state = trainer.fit(resume=resume)
         detach_teacher(trial.model)
-        summary = trainer.summarize().to_dict()
+        summary = trainer.summarize()
         if isinstance(flops, DistillationFlops):
             summary["teacher_flops"] = flops.teacher_share * summary["cost"]["flops"]
             log.info(flops.describe(summary["cost"]["flops"]))
