@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bench import common
-from pretune.training.checkpoints import CheckpointManager
+from pretune.training.checkpoints.manager import CheckpointManager
 
 
 def make_tensors(params: int, device: str) -> dict[str, dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from pretune.objectives.masked import MaskedLM
 from pretune.runs.finetune import results
 from pretune.runs.training_data import TrainingData
 from pretune.training import validation
-from pretune.training.checkpoints import CheckpointHook
+from pretune.training.checkpoints.manager import CheckpointHook
 from pretune.training.step import MetricBuffer
 from pretune.training.validation import ValidationHook
 from tests.faults import deaths

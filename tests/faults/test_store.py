@@ -22,8 +22,8 @@ from pretune.cli import main
 from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
 from pretune.core.io import MANIFEST
 from pretune.core.run_dir import RunLock
-from pretune.training.checkpoints import Checkpoint, CheckpointManager
-from pretune.training.checkpoints.checkpoint import list_checkpoints, open_checkpoint
+from pretune.training.checkpoints import Checkpoint, list_checkpoints, open_checkpoint
+from pretune.training.checkpoints.manager import CheckpointManager
 from tests.faults.deaths import Dead, die, ended, fail, forked, seem_dead, watched
 from tests.selection import is_thorough, keep_quick
 

@@ -14,7 +14,7 @@ from pretune.runs import pretrain_run
 from pretune.runs.finetune import trial
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.samples import SampleHook
-from pretune.training.checkpoints import collect_weights
+from pretune.training.checkpoints.manager import collect_weights
 from pretune.training.loop import DivergenceGuard, Loop
 from pretune.training.run_logger import read_metrics
 from tests.runs.small import FAST, Prepared, shrunk

@@ -19,7 +19,7 @@ from pretune.core.errors import CheckpointError, DataError, PretuneError
 from pretune.core.run_dir import RunDir
 from pretune.runs.embedding import train_embeddings
 from pretune.runs.finetune.entry import finetune
-from pretune.training.checkpoints import CheckpointManager
+from pretune.training.checkpoints.manager import CheckpointManager
 from pretune.training.loop import Loop
 from pretune.training.trainer import Trainer
 from tests.inference.readers import encoder

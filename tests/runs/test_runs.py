@@ -21,7 +21,7 @@ from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
 from pretune.text.tokenizer import Tokenizer
 from pretune.training import validation as evaluation
-from pretune.training.checkpoints import CheckpointHook, CheckpointManager
+from pretune.training.checkpoints.manager import CheckpointHook, CheckpointManager
 from pretune.training.loop import Loop
 from pretune.training.run_logger import read_metrics
 from tests.data.texts import blocks, stories

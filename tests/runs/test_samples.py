@@ -14,7 +14,7 @@ from pretune.reports.facts import SPLITS, describe_sample_source
 from pretune.reports.page import report
 from pretune.runs import samples
 from pretune.runs.samples import SAMPLE_SHARES, SAMPLE_TEXTS, ProgressTrigger, count_samples, estimate_sample_cost
-from pretune.training.checkpoints import CheckpointHook
+from pretune.training.checkpoints.manager import CheckpointHook
 from pretune.training.distributed import Ranks
 from pretune.training.run_logger import read_metrics
 from pretune.training.step import TrainState

@@ -17,14 +17,15 @@ from pretune.core.io import MANIFEST, read_json, write_json, write_manifest
 from pretune.core.run_dir import RunLock
 from pretune.models import catalog
 from pretune.models.hf import checkpoint
-from pretune.training.checkpoints import CheckpointManager, manager, verify_checkpoints
-from pretune.training.checkpoints.checkpoint import (
+from pretune.training.checkpoints import (
     MAX_BYTES,
     format_folder_name,
     list_checkpoints,
+    manager,
     open_checkpoint,
     parse_step,
 )
+from pretune.training.checkpoints.manager import CheckpointManager, verify_checkpoints
 from tests.selection import scale_examples
 
 RUN = {"config": "c" * 64, "data": "d" * 64, "tokenizer": "t" * 64}

@@ -212,10 +212,9 @@ class TestMeter:
         assert remaining == first.compute_totals() and remaining.seconds >= 0.05
         second = CostMeter(flops, CPU, initial_totals=remaining)
         start_time = time.monotonic()
-        second.start()
-        second.add(BatchStats(tokens=4))
-        while_running = second.compute_totals()
-        second.stop()
+        with second:
+            second.add(BatchStats(tokens=4))
+            while_running = second.compute_totals()
         longest = time.monotonic() - start_time
         second.add(BatchStats(tokens=100))  # not running: counted when it goes on
         total = second.compute_totals()
@@ -243,10 +242,8 @@ class TestMeter:
                 return 5.0
 
         gauged(Failing())
-        running = CostMeter(lambda seen: 0.0, CPU)
-        running.start()
-        assert [running.compute_totals().energy[0].joules for _ in range(2)] == [5.0, 5.0]
-        running.stop()
+        with CostMeter(lambda seen: 0.0, CPU) as running:
+            assert [running.compute_totals().energy[0].joules for _ in range(2)] == [5.0, 5.0]
 
     def test_a_cpu_without_counters_is_assumed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(energy, "open_rapl", lambda: None)

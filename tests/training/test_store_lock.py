@@ -11,7 +11,8 @@ import pytest
 
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.run_dir import LOCK_FILE, RunLock
-from pretune.training.checkpoints import CheckpointManager, manager
+from pretune.training.checkpoints import manager
+from pretune.training.checkpoints.manager import CheckpointManager
 from tests.faults.deaths import ended, forked
 
 

@@ -30,7 +30,7 @@ from pretune.nn.attention import Attention
 from pretune.objectives.distill import Distill, Distillation, DistillationWeights
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.batch_transfer import BatchStats
-from pretune.training.checkpoints import collect_weights
+from pretune.training.checkpoints.manager import collect_weights
 from pretune.training.cost import build_flops_counter
 
 M = TypeVar("M", bound=nn.Module)

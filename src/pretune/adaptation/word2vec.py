@@ -119,7 +119,9 @@ class Word2Vec(VectorTrainer):
 
     def fit(self, words: WordCorpus, *, seed: int = 0) -> WordVectors:
         """Train vectors on a corpus of word ids."""
-        tables = _Tables.create(len(words), self.width, make_generator(seed, 0))
+        draws = make_generator(seed, 0).random((len(words), self.width), dtype=np.float32)
+        inputs = torch.from_numpy((draws - 0.5) / self.width)
+        tables = inputs, torch.zeros_like(inputs)
         top = self.rate or DEFAULT_RATES[self.mode]
         keep = _compute_keep_probabilities(words.counts, self.subsample)
         noise = np.cumsum(words.counts**0.75)
@@ -137,44 +139,32 @@ class Word2Vec(VectorTrainer):
                     rate = top * max(1 - progress, 1e-4)
                     self._step(tables, ids[offset : offset + size], text[offset : offset + size], noise, rate, rng)
                 words_done += _CHUNK_WORDS
-        if not torch.isfinite(tables.inputs).all():
+        if not torch.isfinite(inputs).all():
             raise DivergedError(f"word vectors diverged at rate {top}; lower it (default: {DEFAULT_RATES[self.mode]})")
-        return WordVectors(words.words, tables.inputs.numpy())
+        return WordVectors(words.words, inputs.numpy())
 
     def _step(
-        self, tables: "_Tables", ids: Ints, text: Ints, noise: Floats, rate: float, rng: np.random.Generator
+        self, tables: tuple[Tensor, Tensor], ids: Ints, text: Ints, noise: Floats, rate: float, rng: np.random.Generator
     ) -> None:
         """Compute the gradients of a batch's windows and update both tables."""
+        inputs, outputs = tables
         groups = -(-len(ids) // GROUP_SIZE)
         neighbors = _find_neighbors(text, rng.integers(1, self.window + 1, len(ids)))
         negative_ids = torch.from_numpy(
             np.searchsorted(noise, rng.random(groups * NEGATIVES_PER_GROUP) * noise[-1], side="right")
         )
         words = torch.from_numpy(ids)
-        word_inputs, word_outputs = tables.inputs.index_select(0, words), tables.outputs.index_select(0, words)
+        word_inputs, word_outputs = inputs.index_select(0, words), outputs.index_select(0, words)
         negatives = _Negatives(
-            tables.outputs.index_select(0, negative_ids).view(groups, NEGATIVES_PER_GROUP, -1),
+            outputs.index_select(0, negative_ids).view(groups, NEGATIVES_PER_GROUP, -1),
             self.negatives / NEGATIVES_PER_GROUP,
         )
         d_inputs, d_outputs = _MODES[self.mode](word_inputs, word_outputs, neighbors, negatives)
         output_ids = torch.cat((words, negative_ids))
-        tables.inputs.index_add_(0, words, d_inputs.mul_(_damp_rates(words, rate)))
-        tables.outputs.index_add_(
+        inputs.index_add_(0, words, d_inputs.mul_(_damp_rates(words, rate)))
+        outputs.index_add_(
             0, output_ids, torch.cat((d_outputs, negatives.gradient)).mul_(_damp_rates(output_ids, rate))
         )
-
-
-@dataclass(slots=True)
-class _Tables:
-    """Input vectors of words, which are the result, and output vectors."""
-
-    inputs: Tensor
-    outputs: Tensor
-
-    @classmethod
-    def create(cls, words: int, width: int, rng: np.random.Generator) -> "_Tables":
-        start = (rng.random((words, width), dtype=np.float32) - 0.5) / width
-        return cls(torch.from_numpy(start), torch.zeros(words, width))
 
 
 @dataclass(slots=True)

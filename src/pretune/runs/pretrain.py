@@ -27,7 +27,7 @@ from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_
 from pretune.runs.training_data import DataConfig
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
-from pretune.training.checkpoints import CheckpointManager, read_state
+from pretune.training.checkpoints.manager import CheckpointManager, read_state
 from pretune.training.distributed import Ranks, init_distributed, resolve_device, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown
 from pretune.training.records import ResumeFile

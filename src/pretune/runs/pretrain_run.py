@@ -37,7 +37,7 @@ from pretune.runs.defaults import explain_rate
 from pretune.runs.estimate import open_training_data
 from pretune.runs.model_card import build_pretraining_card
 from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, check_prompts, estimate_sample_cost
-from pretune.training.checkpoints import collect_weights
+from pretune.training.checkpoints.manager import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
 from pretune.training.config import TrainConfig, configure_model
 from pretune.training.cost import build_flops_counter

@@ -12,7 +12,7 @@ from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.models.hf.checkpoint import PARTNER_FOLDERS
 from pretune.models.verify import verify as verify_model
-from pretune.training.checkpoints import CheckpointManager, verify_checkpoints
+from pretune.training.checkpoints.manager import CheckpointManager, verify_checkpoints
 from pretune.training.records import HeadlineFile
 
 TRIAL_KEYS = ("labels", "lr", "seed")

@@ -101,7 +101,7 @@ class CostMeter:
         self._lock, self._stop_event = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self) -> None:
+    def __enter__(self) -> Self:
         """Start counting."""
         self._start_time, self._gauges = time.monotonic(), find_gauges(self._device, host=self._include_host)
         self._joules = [0.0] * len(self._gauges)
@@ -110,9 +110,10 @@ class CostMeter:
         self._thread = threading.Thread(target=self._poll, args=(interval,), daemon=True) if interval else None
         if self._thread:
             self._thread.start()
+        return self
 
-    def stop(self) -> None:
-        """Stop counting; `start` continues."""
+    def __exit__(self, *error: object) -> None:
+        """Stop counting; entering it again continues."""
         self._initial_totals = self.compute_totals()
         self._stop_event.set()
         if self._thread:
@@ -142,13 +143,6 @@ class CostMeter:
             flops=self.flops,
             energy=merge_energy([*self._initial_totals.energy, *energy]),
         )
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.stop()
 
     def _poll(self, interval: float) -> None:
         """Poll gauges that overflow or that report power, at their maximum interval."""

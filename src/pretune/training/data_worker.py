@@ -178,18 +178,13 @@ class Worker:
             try:
                 if self.pipe not in wait([self.pipe, self.process.sentinel]):
                     return self._build_death_error()
-                reply_turn, step = self._receive_reply()
+                reply: WorkerReply = self.pipe.recv()
+                reply_turn, result = reply
+                step = self._read_slot(result) if isinstance(result, FilledSlot) else result
             except (EOFError, OSError):
                 return self._build_death_error()
             if reply_turn == turn:
                 return step
-
-    def _receive_reply(self) -> tuple[int, WorkerStep | RemoteError]:
-        answer: WorkerReply = self.pipe.recv()
-        reply_turn, result = answer
-        if isinstance(result, RemoteError):
-            return reply_turn, result
-        return reply_turn, self._read_slot(result)
 
     def _read_slot(self, slot: FilledSlot) -> WorkerStep:
         self._layout = slot.layout or self._layout

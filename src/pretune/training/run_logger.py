@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol, Self, cast
+from typing import Any, Self, cast
 
 from pretune.core import config, log
 from pretune.core.config import from_dict, to_dict
@@ -143,14 +143,8 @@ def _replace_nonfinite(name: str, value: Value, nonfinite: list[str]) -> Any:
     return value
 
 
-class Tracker(Protocol):
-    """Logs scalars by step."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the values of a step."""
-
-    def close(self) -> None:
-        """Flush and close."""
+Tracker = tuple[Callable[[int, Mapping[str, float]], None], Callable[[], None]]
+"""Functions that log the values of a step, and that flush and close."""
 
 
 class Trackers:
@@ -162,76 +156,63 @@ class Trackers:
         for name in names:
             if name not in _TRACKERS:
                 raise UsageError(f"unknown tracker '{name}'; known: {', '.join(_TRACKERS)}{suggest(name, _TRACKERS)}")
-        self._trackers: list[Tracker] = [
-            _TRACKERS[name](directory, start, config or {}) for name in dict.fromkeys(names)
-        ]
+        self._trackers: list[Tracker] = []
+        for name in dict.fromkeys(names):
+            try:
+                self._trackers.append(_TRACKERS[name](directory, start, config or {}))
+            except ImportError:
+                raise UsageError(
+                    f"tracker '{name}' needs the extra 'trackers': pip install 'pretune[trackers]'"
+                ) from None
 
     def log(self, step: int, values: Mapping[str, float | None]) -> None:
         """Log the finite values of a step."""
         finite_values = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
-        for tracker in self._trackers:
-            tracker.log(step, finite_values)
+        for log_values, _ in self._trackers:
+            log_values(step, finite_values)
 
     def close(self) -> None:
         """Flush and close."""
-        for tracker in self._trackers:
-            tracker.close()
+        for _, close in self._trackers:
+            close()
 
 
-class TensorBoard:
-    """Event files for `tensorboard --logdir RUN`; a resumed run hides values of steps that it repeats."""
+def _open_tensorboard(directory: Path, start: int, config: Mapping[str, Any]) -> Tracker:
+    """Open event files for `tensorboard --logdir RUN`; a resumed run hides values of steps that it repeats."""
+    from torch.utils.tensorboard import SummaryWriter
 
-    def __init__(self, directory: Path, start: int, config: Mapping[str, Any]) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise _build_missing_error("tensorboard") from None
-        purge = {"purge_step": start} if start else {}
-        self._writer: Any = SummaryWriter(str(directory / "tensorboard"), **purge)
+    purge = {"purge_step": start} if start else {}
+    writer: Any = SummaryWriter(str(directory / "tensorboard"), **purge)
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log_values(step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+            writer.add_scalar(name, value, step)
 
-    def close(self) -> None:
-        self._writer.close()
+    return log_values, writer.close
 
 
-class WeightsAndBiases:
-    """Offline W&B run; a resumed run creates another one of the same name."""
+def _open_wandb(directory: Path, start: int, config: Mapping[str, Any]) -> Tracker:
+    """Open an offline W&B run; a resumed run creates another one of the same name."""
+    import wandb
 
-    def __init__(self, directory: Path, start: int, config: Mapping[str, Any]) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise _build_missing_error("wandb") from None
-        name = directory.resolve().name
-        settings = wandb.Settings(silent=True, console="off")  # pretune prints its own messages
-        self._run: Any = wandb.init(
-            mode="offline",
-            dir=str(directory),
-            project="pretune",
-            name=name,
-            group=name,
-            config=dict(config),
-            settings=settings,
-        )
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+    name = directory.resolve().name
+    settings = wandb.Settings(silent=True, console="off")  # pretune prints its own messages
+    run: Any = wandb.init(
+        mode="offline",
+        dir=str(directory),
+        project="pretune",
+        name=name,
+        group=name,
+        config=dict(config),
+        settings=settings,
+    )
+    return lambda step, values: run.log(dict(values), step=step), run.finish
 
 
 _TRACKERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
+    "tensorboard": _open_tensorboard,
+    "wandb": _open_wandb,
 }
-
-
-def _build_missing_error(name: str) -> UsageError:
-    return UsageError(f"tracker '{name}' needs the extra 'trackers': pip install 'pretune[trackers]'")
 
 
 class RunLogger:

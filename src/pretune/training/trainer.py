@@ -29,13 +29,8 @@ from pretune.core.run_dir import RunDir, RunLock
 from pretune.data.plan import BatchShape
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import BatchSource, BatchStats
-from pretune.training.checkpoints import (
-    Checkpoint,
-    CheckpointHook,
-    CheckpointManager,
-    collect_weights,
-    restore_checkpoint,
-)
+from pretune.training.checkpoints import Checkpoint
+from pretune.training.checkpoints.manager import CheckpointHook, CheckpointManager, collect_weights, restore_checkpoint
 from pretune.training.clock import TrainingClock, estimate_reserve
 from pretune.training.config import TrainConfig
 from pretune.training.cost import find_peak_flops

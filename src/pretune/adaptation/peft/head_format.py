@@ -5,7 +5,7 @@ tensors are stored with the adapter's, under the class's own names.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -45,35 +45,30 @@ def add_head(adapter: PeftAdapter, head: SavedHead, kind: str) -> PeftAdapter:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SplitTensors:
-    """An adapter's tensors under the body's names, and those of the head."""
+def split_head(tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split the tensors of a directory in peft's layout for a body of this spec.
 
-    adapter: dict[str, Tensor]
-    head: dict[str, Tensor]
-
-
-def split_head(tensors: Mapping[str, Tensor], spec: Model) -> SplitTensors:
-    """Split the tensors of a directory in peft's layout into adapter and head, for a body of this spec."""
+    Returns those of the adapter, under the body's names, and those of the head.
+    """
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     if layout is None:
-        return SplitTensors(adapter=dict(tensors), head={})
+        return dict(tensors), {}
     names = {name for head_class in layout.task_heads.values() for name in _list_head_names(head_class)}
     starts = {layout.prefix, *(head_class.prefix for head_class in layout.task_heads.values() if head_class.prefix)} - {
         ""
     }
     has_head = any(_strip_prefix(name) in names for name in tensors)
-    out = SplitTensors(adapter={}, head={})
+    adapter, head = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in tensors.items():
         bare = _strip_prefix(name)
         start = next((prefix for prefix in sorted(starts, key=len, reverse=True) if bare.startswith(prefix)), "")
         if bare in names:
-            out.head[bare] = tensor
+            head[bare] = tensor
         elif has_head and not spec.parts and name.startswith(ROOT_PREFIX):
-            out.adapter[ROOT_PREFIX + bare.removeprefix(start)] = tensor
+            adapter[ROOT_PREFIX + bare.removeprefix(start)] = tensor
         else:
-            out.adapter[name] = tensor
-    return out
+            adapter[name] = tensor
+    return adapter, head
 
 
 def detect_head(

@@ -165,7 +165,7 @@ def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
     if not (folder / ADAPTER_FILE).is_file():
         if not (folder / PEFT_CONFIG_FILE).is_file():
             raise CheckpointError(f"{folder}: not an adapter directory (no {ADAPTER_FILE}, no {PEFT_CONFIG_FILE})")
-        tensors = split_head(_read_tensors(folder / WEIGHTS_FILE), model.spec).adapter
+        tensors = split_head(_read_tensors(folder / WEIGHTS_FILE), model.spec)[0]
         with _prefix_errors(folder / PEFT_CONFIG_FILE):
             adapter = unpack(io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError), tensors, model.spec, {})
         _check_shapes(model, adapter, folder, require_all=False)
@@ -177,7 +177,7 @@ def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
     tensors = _read_tensors(folder / WEIGHTS_FILE)
     adapter = LoadedAdapter(method=method, tensors=tensors)
     if (folder / PEFT_CONFIG_FILE).is_file():
-        tensors = split_head(tensors, model.spec).adapter
+        tensors = split_head(tensors, model.spec)[0]
         with _prefix_errors(folder / PEFT_CONFIG_FILE):
             theirs = unpack(
                 io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError),
@@ -258,7 +258,7 @@ def read_peft_head(directory: str | Path, spec: Model) -> tuple[TaskHead, dict[s
     """Return the head in an adapter written by peft, and those of its weights that are stored; None without a head."""
     folder = Path(directory)
     peft_config = io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError)
-    tensors = split_head(_read_tensors(folder / WEIGHTS_FILE), spec).head
+    tensors = split_head(_read_tensors(folder / WEIGHTS_FILE), spec)[1]
     detection = detect_head(peft_config, tensors, spec) if tensors else None
     if detection is None:
         return None

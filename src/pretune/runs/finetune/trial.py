@@ -57,7 +57,7 @@ from pretune.tasks.stream import MultiTaskStream, TaskStream
 from pretune.tasks.task import sample_subset
 from pretune.tasks.types import build_row, get_type
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
-from pretune.training.checkpoints import collect_weights
+from pretune.training.checkpoints.manager import collect_weights
 from pretune.training.clock import TrainingClock
 from pretune.training.distributed import Ranks, run_on_rank_zero
 from pretune.training.loop import GracefulShutdown, Hook

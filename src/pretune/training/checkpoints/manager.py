@@ -15,7 +15,7 @@ from pretune.core import io
 from pretune.core.errors import CheckpointError, UsageError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir, RunLock
-from pretune.training.checkpoints.checkpoint import (
+from pretune.training.checkpoints import (
     FOLDER_NAME,
     OLD_SUFFIX,
     Checkpoint,
