@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, UsageError
@@ -106,44 +106,6 @@ def test_everything_comes_back(
         for name, tensor in reference.items():
             assert (loaded[name].dtype, loaded[name].shape) == (tensor.dtype, tensor.shape)
             assert bits(loaded[name]) == bits(tensor)
-
-
-def test_a_model_and_its_optimiser_go_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    def started() -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
-        return model, torch.optim.AdamW(model.parameters())
-
-    def state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-        moments = optimizer.state_dict()["state"]
-        return {
-            "model": dict(model.named_parameters()),
-            "optimizer": {f"{i}.{key}": value for i in moments for key, value in moments[i].items()},
-        }
-
-    def train(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
-        for _ in range(count):
-            optimizer.zero_grad()
-            model(torch.ones(3, 4)).square().sum().backward()
-            optimizer.step()
-
-    straight = started()
-    train(*straight, 2)
-    saved = make(tmp_path)
-    saved.save(2, state(*straight), RUN)
-    train(*straight, 3)  # while it is written
-    saved.wait()
-    repeat = started()
-    train(*repeat, 1)
-    result = saved.find_latest(RUN)
-    assert result is not None
-    with torch.no_grad():
-        for group, targets in state(*repeat).items():
-            for name, tensor in result.load_tensors(group).items():
-                targets[name].copy_(tensor)
-    train(*repeat, 3)
-    for item, other in zip(straight[0].parameters(), repeat[0].parameters(), strict=True):
-        assert torch.equal(item, other)
 
 
 def test_tied_weights_are_stored_once_and_tied_again(tmp_path: Path) -> None:

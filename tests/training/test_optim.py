@@ -368,32 +368,50 @@ def race(
 SHAPES = ((5, 7), (5, 7), (9, 4), (6,), ())
 
 
-def test_adamw_is_torchs() -> None:
-    ours = AdamW(lr=1e-2, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
-    options: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
-    for form in ("fused", "foreach"):
-        peer = functools.partial(torch.optim.AdamW, **options, **{form: form == "fused"})
-        for mine, theirs in race(ours, loose(drawn(*SHAPES)), peer):
-            torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+DECAYED: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.1}
+ADAM: dict[str, Any] = {"lr": 1e-2, "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("ours", "peer", "options"),
+    [
+        (AdamW(**ADAM), torch.optim.AdamW, {**ADAM, "fused": True}),
+        (AdamW(**ADAM), torch.optim.AdamW, {**ADAM, "foreach": True}),
+        (SGD(**DECAYED), torch.optim.SGD, DECAYED),
+        (SGD(**DECAYED, momentum=0.9), torch.optim.SGD, {**DECAYED, "momentum": 0.9}),
+        (Adagrad(**DECAYED), torch.optim.Adagrad, DECAYED),
+        (Adagrad(**DECAYED, initial_accumulator=1.0), torch.optim.Adagrad, {**DECAYED, "initial_accumulator_value": 1}),
+    ],
+)
+def test_an_optimiser_is_torchs(ours: Optim, peer: Callable[..., Any], options: dict[str, Any]) -> None:
+    for mine, theirs in race(ours, loose(drawn(*SHAPES)), functools.partial(peer, **options)):
+        torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+class Written:
+    """Adam and LAMB as their formulas say."""
+
+    def __init__(self, weights: list[nn.Parameter], ours: AdamW | Lamb, *, trust: bool = False) -> None:
+        self.weights = [(w, torch.zeros_like(w), torch.zeros_like(w)) for w in weights]
+        self.ours, self.trust, self.taken = ours, trust, 0
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.taken += 1
+        ours, (b1, b2) = self.ours, self.ours.betas
+        first, second = (1 - b**self.taken if ours.bias_correction else 1.0 for b in (b1, b2))
+        for w, m, v in self.weights:
+            assert w.grad is not None
+            m.copy_(b1 * m + (1 - b1) * w.grad)
+            v.copy_(b2 * v + (1 - b2) * w.grad**2)
+            r = (m / first) / ((v / second).sqrt() + ours.eps) + ours.weight_decay * w
+            ratio = float(w.norm() / r.norm()) if self.trust and w.norm() > 0 and r.norm() > 0 else 1.0
+            w -= ours.lr * ratio * r
 
 
 def test_adamw_without_bias_correction_is_the_formula() -> None:
-    lr, (b1, b2), eps, decay = 1e-2, (0.9, 0.999), 1e-6, 0.01
-
-    class Bert:
-        def __init__(self, weights: list[nn.Parameter]) -> None:
-            self.weights = [(w, torch.zeros_like(w), torch.zeros_like(w)) for w in weights]
-
-        @torch.no_grad()
-        def step(self) -> None:
-            for w, m, v in self.weights:
-                assert w.grad is not None
-                m.copy_(b1 * m + (1 - b1) * w.grad)
-                v.copy_(b2 * v + (1 - b2) * w.grad**2)
-                w -= lr * (m / (v.sqrt() + eps) + decay * w)
-
-    ours = AdamW(lr=lr, betas=(b1, b2), eps=eps, weight_decay=decay, bias_correction=False)
-    for mine, baseline in race(ours, loose(drawn(*SHAPES)), Bert):
+    ours = AdamW(lr=1e-2, eps=1e-6, weight_decay=0.01, bias_correction=False)
+    for mine, baseline in race(ours, loose(drawn(*SHAPES)), lambda weights: Written(weights, ours)):
         torch.testing.assert_close(mine, baseline, rtol=1e-5, atol=1e-6)
 
 
@@ -428,27 +446,9 @@ def test_relative_steps_are_a_schedule() -> None:
 
 @pytest.mark.parametrize("trust", [True, False])
 def test_lamb_is_its_formula(trust: bool) -> None:
-    lr, (b1, b2), eps, decay = 1e-2, (0.9, 0.99), 1e-6, 0.1 if trust else 0.0
-
-    class Plain:
-        def __init__(self, weights: list[nn.Parameter]) -> None:
-            self.weights = [(w, torch.zeros_like(w), torch.zeros_like(w)) for w in weights]
-            self.t = 0
-
-        @torch.no_grad()
-        def step(self) -> None:
-            self.t += 1
-            for w, m, v in self.weights:
-                assert w.grad is not None
-                m.copy_(b1 * m + (1 - b1) * w.grad)
-                v.copy_(b2 * v + (1 - b2) * w.grad**2)
-                r = (m / (1 - b1**self.t)) / ((v / (1 - b2**self.t)).sqrt() + eps) + decay * w
-                ratio = float(w.norm() / r.norm()) if trust and w.norm() > 0 and r.norm() > 0 else 1.0
-                w -= lr * ratio * r
-
-    ours = Lamb(lr=lr, betas=(b1, b2), eps=eps, weight_decay=decay)
-    weights = [*drawn(*SHAPES), torch.zeros(3)]
-    for mine, baseline in race(ours, loose(weights, has_decay=trust), Plain):
+    ours = Lamb(lr=1e-2, betas=(0.9, 0.99), eps=1e-6, weight_decay=0.1 if trust else 0.0)
+    groups = loose([*drawn(*SHAPES), torch.zeros(3)], has_decay=trust)
+    for mine, baseline in race(ours, groups, lambda weights: Written(weights, ours, trust=trust)):
         torch.testing.assert_close(mine, baseline, rtol=1e-5, atol=1e-6)
 
 
@@ -495,22 +495,6 @@ def test_muon_leaves_the_rest_to_adamw() -> None:
 def test_muon_without_matrices_is_a_mistake() -> None:
     with pytest.raises(UsageError, match="adam_w"):
         Muon().build(build_parameter_groups(nn.Linear(3, 3)))
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_is_torchs(momentum: float) -> None:
-    ours = SGD(lr=0.1, momentum=momentum, weight_decay=0.1)
-    peer = {"lr": 0.1, "momentum": momentum, "weight_decay": 0.1}
-    for mine, their in race(ours, loose(drawn(*SHAPES)), lambda p: torch.optim.SGD(p, **peer)):
-        torch.testing.assert_close(mine, their, rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize("start", [0.0, 1.0])
-def test_adagrad_is_torchs(start: float) -> None:
-    ours = Adagrad(lr=0.1, weight_decay=0.1, initial_accumulator=start)
-    peer = {"lr": 0.1, "weight_decay": 0.1, "initial_accumulator_value": start}
-    for mine, their in race(ours, loose(drawn(*SHAPES)), lambda p: torch.optim.Adagrad(p, **peer)):
-        torch.testing.assert_close(mine, their, rtol=1e-6, atol=1e-7)
 
 
 def test_asgd_is_torchs_from_its_trigger_on() -> None:
