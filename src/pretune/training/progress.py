@@ -184,7 +184,7 @@ def build_rows(summary: RunSummaryRecord) -> list[tuple[str, str]]:
 
 def _iter_results(summary: RunSummaryRecord) -> Iterator[tuple[str, str]]:
     loss, unigram_loss = summary.get("loss"), summary.get("unigram_loss")
-    held_out, skipped = summary.get("held_out") or {}, summary.get("skipped")
+    held_out, skipped_steps = summary.get("held_out") or {}, summary.get("skipped")
     if loss is not None:
         yield "loss", f"{loss:.4f}"
     if "loss" in held_out:
@@ -194,7 +194,7 @@ def _iter_results(summary: RunSummaryRecord) -> Iterator[tuple[str, str]]:
             yield f"validation {name.replace('_', ' ')}", f"{value:.4g}"
     if unigram_loss is not None:
         yield "unigram loss", f"{unigram_loss:.4f}"
-    suffix = f" ({skipped:,} skipped: non-finite)" if skipped else ""
+    suffix = f" ({skipped_steps:,} skipped: non-finite)" if skipped_steps else ""
     yield "steps", f"{summary['steps']:,}{suffix}"
     yield "tokens", f"{summary['tokens']:,}"
     for warning in summary["warnings"]:
