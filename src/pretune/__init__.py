@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from pretune.models.catalog import build
     from pretune.objectives import build_objective as objective
     from pretune.reports.page import report
-    from pretune.runs.analyze import analyze_forgetting
     from pretune.runs.embedding import train_embeddings
     from pretune.runs.evaluate import evaluate
     from pretune.runs.finetune.entry import finetune
+    from pretune.runs.finetune.forgetting import analyze_forgetting
     from pretune.runs.finetune.inference import predict_run as predict
     from pretune.runs.listing import list_methods, list_models, list_objectives, list_tasks, register
     from pretune.runs.prepare import prepare
@@ -156,7 +156,7 @@ _PUBLIC = {
     "analyze_attention": "pretune.analysis.attention:analyze_attention",
     "analyze_diff": "pretune.analysis.weight_change:analyze_diff",
     "analyze_embeddings": "pretune.analysis.embedding_map:analyze_embeddings",
-    "analyze_forgetting": "pretune.runs.analyze:analyze_forgetting",
+    "analyze_forgetting": "pretune.runs.finetune.forgetting:analyze_forgetting",
     "analyze_layers": "pretune.analysis.layer_probes:analyze_layers",
     "view_attention": "pretune.analysis.attention:view_attention",
     "neighbors": "pretune.analysis.neighbors:neighbors",

@@ -131,7 +131,7 @@ def test_a_family_for_the_tokens_there_are() -> None:
 def _special(style: str) -> set[str]:
     from pretune.text.styles import STYLES
 
-    return {mark.text for mark in STYLES[style].special_tokens}
+    return {*STYLES[style].special_tokens}
 
 
 def test_paths_are_settings() -> None:

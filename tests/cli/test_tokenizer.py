@@ -7,7 +7,7 @@ import pytest
 
 from pretune.cli import main
 from pretune.core.errors import UsageError
-from pretune.runs.options.text import parse_bytes
+from pretune.runs.options import parse_bytes
 from pretune.text.styles import KINDS
 from pretune.text.tokenizer import Tokenizer
 from tests.text.tokenizers import corpus

@@ -23,7 +23,7 @@ from pretune.objectives import OBJECTIVES
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import build_paper_config
 from pretune.runs.finetune import adapted_model
-from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options import PretrainOptions
 from pretune.runs.training_data import DataFacts
 from pretune.tasks import TASKS
 from pretune.text.tokenizer import Tokenizer

@@ -46,7 +46,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command(line: str, home: Path) -> None:
     """Its options exist, and what it sets is what such a run has: the settings are resolved, and nothing is run."""
-    from pretune.runs.options.tasks import parse_numbers
+    from pretune.runs.task_options import parse_numbers
     from tests.runs.configs import build_finetune_config as choose_tuning
     from tests.runs.configs import build_pretrain_config
 

@@ -6,8 +6,8 @@ from pretune.runs import defaults
 from pretune.runs.config import PretrainConfig
 from pretune.runs.finetune import defaults as finetune_defaults
 from pretune.runs.finetune.config import FinetuneConfig
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.tasks import FinetuneOptions
+from pretune.runs.options import PretrainOptions
+from pretune.runs.task_options import FinetuneOptions
 
 
 def build_pretrain_config(model: str | None = None, **options: Any) -> PretrainConfig:

@@ -8,7 +8,7 @@ import pytest
 
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
-from pretune.runs.analyze import analyze_forgetting
+from pretune.runs.finetune.forgetting import analyze_forgetting
 from pretune.runs.prepare import prepare
 from tests.runs import tasked
 from tests.selection import keep_quick

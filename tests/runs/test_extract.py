@@ -9,8 +9,8 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.inference.index import Hit
-from pretune.runs.extract import extract_answers, load_extractive_run
 from pretune.runs.finetune.entry import finetune
+from pretune.runs.finetune.inference import extract_answers, load_extractive_run
 from tests.runs import tasked
 
 PASSAGES = ["the old sea is grey", "a quiet house by the river", "the long road in winter"]

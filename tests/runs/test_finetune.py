@@ -27,8 +27,8 @@ from pretune.runs.finetune.defaults import (
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import find_trainable_task, open_task
-from pretune.runs.options.tasks import parse_example_counts
 from pretune.runs.prepare import prepare
+from pretune.runs.task_options import parse_example_counts
 from pretune.training.distributed import Ranks
 from pretune.training.optim.lamb import Lamb
 from tests.runs import tasked

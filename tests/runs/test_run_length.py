@@ -10,8 +10,7 @@ import torch
 import pretune as pt
 from pretune.runs.data_phases import DataPhases
 from pretune.runs.estimate import estimate_pretrain, open_training_data
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.text import TokenizerOptions
+from pretune.runs.options import PretrainOptions, TokenizerOptions
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
 from pretune.runs.training_data import DataFacts

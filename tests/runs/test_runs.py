@@ -206,7 +206,7 @@ class TestLengths:
         assert "--budget" not in capsys.readouterr().err
 
     def test_a_clock_asked_for_anew_is_not_repeated(self, data: Path, tmp_path: Path) -> None:
-        from pretune.runs.options.pretrain import PretrainOptions
+        from pretune.runs.options import PretrainOptions
         from pretune.runs.pretrain import load_clock_history
         from tests.runs.configs import build_pretrain_config
 

@@ -12,8 +12,8 @@ from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
 from pretune.reports.study import render_study_page, render_study_text
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.tasks import EmbeddingOptions, FinetuneOptions
+from pretune.runs.options import PretrainOptions
+from pretune.runs.task_options import EmbeddingOptions, FinetuneOptions
 from pretune.studies import inputs, list_study_files
 from pretune.studies.estimates import Estimator
 from pretune.studies.plan import Plan

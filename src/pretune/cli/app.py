@@ -12,8 +12,9 @@ import typer
 from typer.core import TyperGroup
 
 from pretune.cli._errors import classify_error, to_one_line
-from pretune.cli._options import derive_command, option
+from pretune.cli._options import derive_command, describe_option
 from pretune.core import __version__, log
+from pretune.core.api import Option
 from pretune.core.errors import ResourceError, StoppedError, UsageError, UserInterruptError, suggest
 from pretune.core.machine import limit_threads
 from pretune.core.registry import Registry
@@ -282,22 +283,25 @@ def _check_shell(shell: str) -> str:
 
 
 def _global_options(
-    quiet: Annotated[bool, option("--quiet", "Print only results and errors.")] = False,
-    debug: Annotated[bool, option("--debug", "Print the traceback of an error.")] = False,
-    version: Annotated[bool, option("--version", "Print the version.", is_eager=True, callback=_show_version)] = False,
+    quiet: Annotated[bool, describe_option(Option("--quiet", "Print only results and errors."))] = False,
+    debug: Annotated[bool, describe_option(Option("--debug", "Print the traceback of an error."))] = False,
+    version: Annotated[
+        bool, describe_option(Option("--version", "Print the version."), is_eager=True, callback=_show_version)
+    ] = False,
     show_completion: Annotated[
         str | None,
-        option(
-            "--show-completion [SHELL]",
-            "Print the shell completion script: bash, zsh or fish.",
+        describe_option(
+            Option("--show-completion [SHELL]", "Print the shell completion script: bash, zsh or fish."),
             is_eager=True,
             callback=_show_completion,
         ),
     ] = None,
     install_completion: Annotated[
         str | None,
-        option(
-            "--install-completion [SHELL]", "Install shell completion.", is_eager=True, callback=_install_completion
+        describe_option(
+            Option("--install-completion [SHELL]", "Install shell completion."),
+            is_eager=True,
+            callback=_install_completion,
         ),
     ] = None,
 ) -> None:

@@ -3,10 +3,10 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import OutputFormat, option
+from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, hint
 from pretune.core import log
-from pretune.core.api import require_out
+from pretune.core.api import Option, require_out
 from pretune.studies.options import SCALES, CompareOptions
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def compare(
     options: CompareOptions,
     *,
-    dry_run: Annotated[bool, option("--dry-run", "Print cells, steps, cost and time; compute nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", "Print cells, steps, cost and time; compute nothing.")] = False,
     output: OutputFormat,
 ) -> None:
     """Compare models in a study: table, significance, verdicts.

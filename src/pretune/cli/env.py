@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pretune.cli._options import AsCsv, AsJson, check_format
+from pretune.cli._options import TableFormat
 from pretune.cli._output import print_csv
 from pretune.core import __version__, log
 from pretune.core.machine import count_cores, measure_memory
@@ -37,14 +37,13 @@ _VARIABLES = (
 )  # fmt: skip
 
 
-def env(as_json: AsJson = False, as_csv: AsCsv = False) -> None:
+def env(output: TableFormat) -> None:
     """Show versions, devices and environment, for bug reports.
 
     Example: pretune env --json
     """
-    check_format(as_json, as_csv)
     facts = collect()
-    if as_json:
+    if output.as_json:
         log.print_json(facts)
         return
     devices = [f"{device['name']} ({_format_gibibytes(device['memory'])})" for device in facts["devices"]]
@@ -68,7 +67,7 @@ def env(as_json: AsJson = False, as_csv: AsCsv = False) -> None:
         "data": _format_data(data),
         **{name: value for name, value in facts["variables"].items() if value is not None},
     }
-    if as_csv:
+    if output.as_csv:
         print_csv(("name", "value"), lines.items())
         return
     width = max(map(len, lines))

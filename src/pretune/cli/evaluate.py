@@ -13,7 +13,7 @@ from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
-from pretune.runs.options.tasks import EvaluateOptions
+from pretune.runs.task_options import EvaluateOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

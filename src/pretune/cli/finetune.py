@@ -4,13 +4,13 @@ import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import TableFormat, option
+from pretune.cli._options import TableFormat
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_csv, print_settings, quote
 from pretune.core import log
-from pretune.core.api import StrPath
+from pretune.core.api import Option, StrPath
 from pretune.core.errors import UsageError, suggest
 from pretune.core.log import format_count
-from pretune.runs.options.tasks import EmbeddingOptions, FinetuneOptions
+from pretune.runs.task_options import EmbeddingOptions, FinetuneOptions
 from pretune.tasks.types import TYPE_ALIASES, list_type_options
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def finetune(
     options: FinetuneOptions,
     *,
     dry_run: Annotated[
-        bool, option("--dry-run", "Print settings, label counts, lengths and estimated cost; train nothing.")
+        bool, Option("--dry-run", "Print settings, label counts, lengths and estimated cost; train nothing.")
     ] = False,
     output: TableFormat,
 ) -> None:

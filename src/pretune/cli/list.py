@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pretune.cli._options import AsCsv, AsJson, argument, check_format
+from pretune.cli._options import TableFormat
 from pretune.cli._output import hint, print_csv
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.errors import UsageError, suggest
 from pretune.core.log import align_columns
 
@@ -17,14 +18,14 @@ from pretune.core.log import align_columns
 def list_(
     selection: Annotated[
         str | None,
-        argument(
+        Option(
             "KIND",
             "families, sizes, models, objectives, methods, metrics, tasks, tokenizers or studies (default: all names).",
-            lambda incomplete: [kind for kind in _KINDS if kind.startswith(incomplete)],
+            names=("pretune.cli.list:_KINDS",),
         ),
     ] = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
+    *,
+    output: TableFormat,
 ) -> None:
     """List model families, sizes, objectives, methods, tasks, …
 
@@ -36,12 +37,11 @@ def list_(
     """
     if selection is not None and selection not in _KINDS:
         raise UsageError(f"cannot list '{selection[:60]}'{suggest(selection, _KINDS)} (allowed: {', '.join(_KINDS)})")
-    check_format(as_json, as_csv)
     lists = {kind: find() for kind, find in _KINDS.items() if selection in (None, kind)}
-    if as_json:
+    if output.as_json:
         log.print_json(lists)
         return
-    if as_csv:
+    if output.as_csv:
         print_csv(*_list_records(lists))
         return
     if selection is None:

@@ -13,8 +13,7 @@ from pretune.core import log
 from pretune.core.api import Options, option, option_set
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import format_count
-from pretune.runs.options import BASE, DEVICE
-from pretune.runs.options.text import VectorsOptions
+from pretune.runs.options import BASE, DEVICE, VectorsOptions
 
 if TYPE_CHECKING:
     from pretune.analysis.neighbors import Neighbors, Occurrence

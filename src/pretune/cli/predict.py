@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import Base, DeviceName, PairColumn, Quantize, TextColumn, argument, option
 from pretune.cli._output import find_free_path, hint, quote
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.errors import DataError, UsageError, explain_missing, suggest
 from pretune.core.log import format_count
+from pretune.runs.options import BASE, DEVICE, PAIR, QUANTIZE, TEXT, Quantization
 
 if TYPE_CHECKING:
     from pretune.runs.finetune.finetuned_run import FinetunedRun
@@ -24,16 +25,16 @@ CHUNK = 512
 
 
 def predict(
-    runs: Annotated[list[Path], argument("RUN", "Run of `pretune finetune`; several of one task are an ensemble.")],
-    inputs: Annotated[str, option("--input FILE|-", "Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin.")],
-    text: TextColumn = None,
-    pair: PairColumn = None,
-    task: Annotated[str | None, option("--task NAME", "Task of a multi-task run.")] = None,
-    batch: Annotated[int, option("--batch N", "Inputs per chunk.")] = CHUNK,
-    base: Base = None,
-    device: DeviceName = None,
-    quantize: Quantize = None,
-    as_json: Annotated[bool, option("--json", "Print JSON lines (always on).")] = False,
+    runs: Annotated[list[Path], Option("RUN", "Run of `pretune finetune`; several of one task are an ensemble.")],
+    inputs: Annotated[str, Option("--input FILE|-", "Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin.")],
+    text: Annotated[str | None, TEXT] = None,
+    pair: Annotated[str | None, PAIR] = None,
+    task: Annotated[str | None, Option("--task NAME", "Task of a multi-task run.")] = None,
+    batch: Annotated[int, Option("--batch N", "Inputs per chunk.")] = CHUNK,
+    base: Annotated[Path | None, BASE] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    quantize: Annotated[Quantization | None, QUANTIZE] = None,
+    as_json: Annotated[bool, Option("--json", "Print JSON lines (always on).")] = False,
 ) -> None:
     """Predict labels, scores, tags or answers for new inputs.
 
@@ -55,7 +56,7 @@ def predict(
         from pretune.runs.finetune.inference import open_runs
         from pretune.runs.finetune.saved_task import BlankInput
 
-        tuned_run = open_runs(runs, device=device, base=base, quantize=None if quantize is None else quantize.value)
+        tuned_run = open_runs(runs, device=device, base=base, quantize=quantize)
         tuned_run = tuned_run if task is None else tuned_run.select_task(task)
         saved_task = tuned_run.saved_task
         if pair is not None and saved_task.reads_one_text:

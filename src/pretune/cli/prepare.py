@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import OutputFormat, option
+from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, hint, hint_other, quote, show_progress
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
-from pretune.runs.options.text import PrepareOptions
+from pretune.runs.options import PrepareOptions
 
 if TYPE_CHECKING:
     from pretune.data.prepared_data import PreparedData
@@ -31,7 +32,7 @@ _SMALL_MODEL = {"width": 256, "depth": 4, "heads": 4}
 def prepare(
     options: PrepareOptions,
     *,
-    merge: Annotated[bool, option("--merge", "Merge the slices of --shard.")] = False,
+    merge: Annotated[bool, Option("--merge", "Merge the slices of --shard.")] = False,
     output: OutputFormat,
 ) -> None:
     """Tokenize text into training data, with a data card.

@@ -5,11 +5,12 @@ import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import OutputFormat, option
+from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_settings, quote
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.log import format_count
-from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options import PretrainOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def pretrain(
     options: PretrainOptions,
     *,
-    dry_run: Annotated[bool, option("--dry-run", "Print settings and estimated cost; train nothing.")] = False,
+    dry_run: Annotated[bool, Option("--dry-run", "Print settings and estimated cost; train nothing.")] = False,
     output: OutputFormat,
 ) -> None:
     """Pre-train a model on prepared data.

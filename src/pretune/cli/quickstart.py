@@ -4,25 +4,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import AsCsv, AsJson, DeviceName, check_format, option
+from pretune.cli._options import TableFormat
 from pretune.cli._output import check_new_folder, print_csv, quote
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.errors import UserInterruptError
+from pretune.runs.options import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
 def quickstart(
-    budget: Annotated[str, option("--budget TIME", "Approximate time: 90s, 6m, 1h30m.")] = "6m",
-    out: Annotated[Path, option("--out DIR", "Output directory.")] = Path("runs/quickstart"),
-    device: DeviceName = None,
-    reviews: Annotated[Path | None, option("--reviews FILE", "Your own table with the columns text and label.")] = None,
+    *,
+    budget: Annotated[str, Option("--budget TIME", "Approximate time: 90s, 6m, 1h30m.")] = "6m",
+    out: Annotated[Path, Option("--out DIR", "Output directory.")] = Path("runs/quickstart"),
+    device: Annotated[str | None, DEVICE] = None,
+    reviews: Annotated[Path | None, Option("--reviews FILE", "Your own table with the columns text and label.")] = None,
     encoder: Annotated[
-        str | None, option("--encoder MODEL", "Pre-trained encoder (default: the installed one).")
+        str | None, Option("--encoder MODEL", "Pre-trained encoder (default: the installed one).")
     ] = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
+    output: TableFormat,
 ) -> None:
     """Measure the benefit of pre-training on film reviews.
 
@@ -34,7 +36,6 @@ def quickstart(
     Needs the extra: pip install 'pretune[quickstart]'. Slow machines train fewer steps and seeds. All results are in
     report.html.
     """
-    check_format(as_json, as_csv)
     from pretune.runs.quickstart import quickstart as work
 
     check_new_folder(out)
@@ -46,9 +47,9 @@ def quickstart(
                 f"remove {quote(out)} or choose another --out, and run it again" if out.exists() else "run it again"
             )
             raise UserInterruptError(f"interrupted; quickstart cannot resume: {remedy}") from None
-    if as_json:
+    if output.as_json:
         log.print_json(outcome.results)
-    elif as_csv:
+    elif output.as_csv:
         names = ("method", "labels", "mean", "low", "high")
         rows = outcome.results["rows"]
         print_csv((*names, "seeds"), ((*(row.get(name) for name in names), len(row["seeds"])) for row in rows))

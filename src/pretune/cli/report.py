@@ -4,16 +4,18 @@ import json
 from pathlib import Path
 from typing import Annotated
 
-from pretune.cli._options import AsJson, argument, option
+from pretune.cli._options import OutputFormat
 from pretune.cli._output import hint, quote
 from pretune.core import log
+from pretune.core.api import Option
 
 
 def report(
-    runs: Annotated[list[str], argument("RUN", "Run directories, or a directory with results.json.")],
-    out: Annotated[Path, option("--out FILE", "Output file.")] = Path("report.html"),
-    title: Annotated[str | None, option("--title TEXT", "Title of the page.")] = None,
-    as_json: AsJson = False,
+    runs: Annotated[list[str], Option("RUN", "Run directories, or a directory with results.json.")],
+    *,
+    out: Annotated[Path, Option("--out FILE", "Output file.")] = Path("report.html"),
+    title: Annotated[str | None, Option("--title TEXT", "Title of the page.")] = None,
+    output: OutputFormat,
 ) -> None:
     """Write an HTML report of runs.
 
@@ -27,8 +29,8 @@ def report(
 
     page = write(runs, out, title=title)
     size = page.stat().st_size
-    log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if as_json else f"{page}")
-    if not as_json:
+    log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if output.as_json else f"{page}")
+    if not output.as_json:
         log.info(f"open {quote(page)} in a browser (one file, {size:,} bytes)")
     run = next((directory for directory in runs if RunDir(Path(directory)).model_config.is_file()), None)
-    hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=as_json)
+    hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=output.as_json)

@@ -17,7 +17,7 @@ from pretune.runs.options import DEVICE, FIELD, MODEL
 
 if TYPE_CHECKING:
     from pretune.inference.index import Hit, Index
-    from pretune.runs.extract import ExtractedAnswer
+    from pretune.runs.finetune.inference import ExtractedAnswer
 
 
 MAX_CHARACTERS = 300
@@ -98,7 +98,7 @@ def _answer(
     """Answer the queries from the hits, by extraction or by generation."""
     from pretune.inference.generate import DEFAULT_NEW_TOKENS
     from pretune.inference.rag import answer_questions
-    from pretune.runs.extract import extract_answers, load_extractive_run
+    from pretune.runs.finetune.inference import extract_answers, load_extractive_run
 
     assert options.reader is not None
     run = load_extractive_run(resolve_path(options.reader), device=str(resolve_device(options.device)))

@@ -8,13 +8,16 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 from pretune.cli._inputs import check_model
-from pretune.cli._options import AsJson, DeviceName, argument, option
+from pretune.cli._options import OutputFormat
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.errors import UsageError, import_extra
+from pretune.runs.options import DEVICE, SET
 
 if TYPE_CHECKING:
     from pretune.server.engine import Engine
@@ -55,21 +58,23 @@ def exit_on_early_signals() -> Iterator[None]:
 @exit_on_early_signals()
 def serve(
     models: Annotated[
-        list[str] | None, argument("[NAME=]MODEL", "Run, Hugging Face directory, index or word vectors.")
+        list[str] | None, Option("[NAME=]MODEL", "Run, Hugging Face directory, index or word vectors.")
     ] = None,
-    port: Annotated[int, option("--port N", "Port; 0: any free one.")] = 8000,
-    host: Annotated[str, option("--host ADDRESS", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
+    port: Annotated[int, Option("--port N", "Port; 0: any free one.")] = 8000,
+    host: Annotated[str, Option("--host ADDRESS", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
     token: Annotated[
-        str | None, option("--token TEXT", "Bearer token that requests need (default: $PRETUNE_TOKEN).")
+        str | None, Option("--token TEXT", "Bearer token that requests need (default: $PRETUNE_TOKEN).")
     ] = None,
     allowed_hosts: Annotated[
-        list[str] | None, option("--allow-host NAME", "Name by which clients call the server. Repeatable.")
+        list[str] | None, Option("--allow-host NAME", "Name by which clients call the server. Repeatable.")
     ] = None,
-    device: DeviceName = None,
+    device: Annotated[str | None, DEVICE] = None,
     settings: Annotated[
-        list[str] | None, option("--set NAME=VALUE", "Change a limit, such as max_rows=64. Repeatable.")
+        dict[str, str] | None,
+        replace(SET, usage="--set NAME=VALUE", about="Change a limit, such as max_rows=64. Repeatable."),
     ] = None,
-    as_json: AsJson = False,
+    *,
+    output: OutputFormat,
 ) -> None:
     """Serve models by HTTP: a page to try them, and OpenAI's API.
 
@@ -86,11 +91,11 @@ def serve(
     if not 0 <= port < 2**16:
         raise UsageError(f"--port must be from 0 to 65535, got {port}")
     from pretune.cli._inputs import resolve_device
-    from pretune.core.config import parse_assignments, replace
+    from pretune.core import config as specs
     from pretune.inference.word_vectors import is_word_vectors
     from pretune.server.config import ServerConfig
 
-    config = replace(ServerConfig(), parse_assignments(settings or []))
+    config = specs.replace(ServerConfig(), settings or {})
     for source in sources.values():
         if not is_word_vectors(source):
             check_model(source)
@@ -107,7 +112,7 @@ def serve(
 
     log.info(f"loading {', '.join(sources)}; {address}/health answers 200 when it is done")
     threads = {*threading.enumerate()}
-    on_ready = functools.partial(report_ready, engine, address, as_json=as_json)
+    on_ready = functools.partial(report_ready, engine, address, as_json=output.as_json)
     hosts = allowed_hosts or ()
     http.serve(engine, listener, host=host, hosts=hosts, token=secret, on_ready=on_ready, on_timeout=end_process)
     if not {*threading.enumerate()} <= threads:  # NOTE: at its end the interpreter aborts if a thread is inside torch

@@ -3,14 +3,16 @@
 import os
 import re
 import textwrap
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pretune.cli._options import AsCsv, AsJson, argument, check_format, complete_families, complete_spec_paths, option
+from pretune.cli._options import SPEC_PATHS, TableFormat
 from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_csv, print_page, quote
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.errors import UsageError, explain_missing
 from pretune.core.log import Section, format_count, parse_count
+from pretune.runs.options import SET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,20 +33,25 @@ _TIMES = ((" years", 365 * 86400.0, 2), (" days", 86400.0, 2), (" h", 3600.0, 1)
 
 
 def show(
-    name: Annotated[str, argument("NAME", "FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME).", complete_families)],
+    name: Annotated[
+        str,
+        Option(
+            "NAME", "FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME).", names=("pretune.models.families:list_names",)
+        ),
+    ],
     settings: Annotated[
-        list[str] | None, option("--set PATH=VALUE", "Change the spec: depth=6. Repeatable.", complete_spec_paths)
+        dict[str, str] | None, replace(SET, about="Change the spec: depth=6. Repeatable.", names=SPEC_PATHS)
     ] = None,
-    tokens: Annotated[str, option("--tokens N", "Training tokens: 1e9, 10B, 300M, 2k.")] = "1B",
-    length: Annotated[str | None, option("--length N", "Sequence length (default: the model's context).")] = None,
+    tokens: Annotated[str, Option("--tokens N", "Training tokens: 1e9, 10B, 300M, 2k.")] = "1B",
+    length: Annotated[str | None, Option("--length N", "Sequence length (default: the model's context).")] = None,
     targets: Annotated[
-        float | None, option("--targets SHARE", "Share of positions with a target (default: encoders 0.15, others 1).")
+        float | None, Option("--targets SHARE", "Share of positions with a target (default: encoders 0.15, others 1).")
     ] = None,
     devices: Annotated[
-        str | None, option("--devices NxDEVICE", "Sharded training on several GPUs: 64xh100, or 8xh100,64xh100.")
+        str | None, Option("--devices NxDEVICE", "Sharded training on several GPUs: 64xh100, or 8xh100,64xh100.")
     ] = None,
-    as_json: AsJson = False,
-    as_csv: AsCsv = False,
+    *,
+    output: TableFormat,
 ) -> None:
     """Show a model's parameters, FLOPs, memory and training cost.
 
@@ -52,10 +59,9 @@ def show(
 
     Example: pretune show bert-base --set depth=6 --tokens 3B
     """
-    check_format(as_json, as_csv)
-    from pretune.core.config import parse_assignments
+    from pretune.models.families import list_names
 
-    label, spec = _find(name, parse_assignments(settings or []))
+    label, spec = _find(name, settings or {})
     facts = collect(
         label,
         spec,
@@ -64,15 +70,15 @@ def show(
         targets=targets,
         clusters=[] if devices is None else devices.split(","),
     )
-    if as_json:
+    if output.as_json:
         log.print_json(facts)
         return
-    if as_csv:
+    if output.as_csv:
         print_csv(("table", "row", "name", "value"), list_records(facts))
         return
     printable = "".join(c if c.isprintable() else "?" for c in label)
     print_page(printable, _describe(spec), _build_sections(spec, facts), _build_note(facts))
-    if name in complete_families(name):
+    if name in list_names():
         hint(*_suggest_objective(spec.family))
         hint_other(
             f"pretrain {name} --data DATA --out {quote(find_free_path('runs/base'))}  (DATA from `pretune prepare`)"

@@ -1,13 +1,16 @@
 """`pretune show-batch`: tokens, targets and attention mask of an objective."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pretune.cli._options import AsJson, argument, complete_objectives, complete_shapes, option
+from pretune.cli._options import SHAPES, OutputFormat
 from pretune.cli._output import find_free_path, hint, hint_other, print_page, quote
 from pretune.core import log
+from pretune.core.api import Option
 from pretune.core.log import Section, count_cells
+from pretune.runs.options import SET
 
 if TYPE_CHECKING:
     from pretune.objectives.example import BatchExample, ExampleSide
@@ -19,20 +22,23 @@ MAX_KEYS = 40
 
 
 def show_batch(
-    objective: Annotated[str, argument("OBJECTIVE", "Objective of `pretune list objectives`.", complete_objectives)],
+    objective: Annotated[
+        str, Option("OBJECTIVE", "Objective of `pretune list objectives`.", names=("pretune.objectives:OBJECTIVES",))
+    ],
     text: Annotated[
-        list[str] | None, option("--text TEXT", "Sentence; repeat for objectives with two segments.")
+        list[str] | None, Option("--text TEXT", "Sentence; repeat for objectives with two segments.")
     ] = None,
-    tokenizer: Annotated[Path | None, option("--tokenizer DIR", "Tokenizer (default: split into words).")] = None,
+    tokenizer: Annotated[Path | None, Option("--tokenizer DIR", "Tokenizer (default: split into words).")] = None,
     shape: Annotated[
-        str | None, option("--shape NAME", "Model shape: encoder, decoder, encoder-decoder, …", complete_shapes)
+        str | None, Option("--shape NAME", "Model shape: encoder, decoder, encoder-decoder, …", names=SHAPES)
     ] = None,
-    seed: Annotated[int, option("--seed N", "Random seed.")] = 0,
+    seed: Annotated[int, Option("--seed N", "Random seed.")] = 0,
     hide: Annotated[
-        list[str] | None, option("--hide WORDS", "Mask these words instead of random ones. Repeatable.")
+        list[str] | None, Option("--hide WORDS", "Mask these words instead of random ones. Repeatable.")
     ] = None,
-    settings: Annotated[list[str] | None, option("--set PATH=VALUE", "Change a setting: rate=0.3. Repeatable.")] = None,
-    as_json: AsJson = False,
+    settings: Annotated[dict[str, str] | None, replace(SET, about="Change a setting: rate=0.3. Repeatable.")] = None,
+    *,
+    output: OutputFormat,
 ) -> None:
     """Show inputs, targets and attention mask of an objective.
 
@@ -40,7 +46,6 @@ def show_batch(
 
     Example: pretune show-batch span_corruption --text "Thank you for inviting me." --hide "for inviting"
     """
-    from pretune.core.config import parse_assignments
     from pretune.objectives.example import build_example
     from pretune.text.tokenizer import Tokenizer
 
@@ -50,10 +55,10 @@ def show_batch(
         tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
         shape=shape,
         seed=seed,
-        settings=parse_assignments(settings or []),
+        settings=settings or {},
         hide=hide or (),
     )
-    if as_json:
+    if output.as_json:
         log.print_json(example.to_dict())
         return
     note = "" if tokenizer else "Tokens are words here; use --tokenizer DIR for subwords."
@@ -61,7 +66,7 @@ def show_batch(
     values_by_option = {
         "--text": text,
         "--hide": hide,
-        "--set": settings,
+        "--set": [f"{path}={value}" for path, value in (settings or {}).items()],
         "--tokenizer": tokenizer and [tokenizer],
         "--shape": shape and [shape],
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from pretune.cli._options import OutputFormat
 from pretune.cli._output import check_new_folder, find_free_path, hint, show_progress
 from pretune.core import log
-from pretune.runs.options.text import TokenizerOptions
+from pretune.runs.options import TokenizerOptions
 from pretune.text.styles import get_tokenizer_kind
 
 if TYPE_CHECKING:

@@ -195,6 +195,8 @@ class Option:
     """Completions: names, or `module:ATTRIBUTE` of a registry of names."""
     separator: str = ""
     """Separator of several names."""
+    suffix: str = ""
+    """End of each completion."""
     is_required: bool = False
 
     @property

@@ -34,7 +34,7 @@ from pretune.runs.config import (
     read_objective,
     refuse_conflicts,
 )
-from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options import PretrainOptions
 from pretune.runs.training_data import DataConfig, DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import check_words

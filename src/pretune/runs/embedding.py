@@ -28,7 +28,7 @@ from pretune.inference.sentence_modules import build_encoder
 from pretune.metrics.numeric import spearman
 from pretune.models.hf import checkpoint
 from pretune.models.hf.checkpoint import check_weights
-from pretune.runs.options.tasks import EmbeddingOptions
+from pretune.runs.task_options import EmbeddingOptions
 from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
 from pretune.tasks.types.embedding import PairDataset, build_text_stream, read_dataset, select_loss

@@ -23,7 +23,7 @@ from pretune.evaluation import EvaluationResult
 from pretune.metrics import collect_suite_scores, compute_suite_averages
 from pretune.runs.evaluation_job import EvaluationJob
 from pretune.runs.finetune.saved_task import SavedTask
-from pretune.runs.options.tasks import FILE_TASKS, EvaluateOptions
+from pretune.runs.task_options import FILE_TASKS, EvaluateOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type

@@ -27,7 +27,7 @@ from pretune.evaluation.perplexity import evaluate_cloze, evaluate_perplexity, r
 from pretune.inference.embed import Embedder, build_embedder
 from pretune.inference.scoring import ScoringConfig
 from pretune.runs.finetune.saved_task import SavedTask
-from pretune.runs.options.tasks import FILE_TASKS, EvaluateOptions
+from pretune.runs.task_options import FILE_TASKS, EvaluateOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type

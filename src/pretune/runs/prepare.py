@@ -20,7 +20,7 @@ from pretune.data.prepare.run import Inputs
 from pretune.data.prepare.run import prepare as work
 from pretune.data.prepare.settings import PrepareConfig, parse_share
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.options.text import PrepareOptions
+from pretune.runs.options import PrepareOptions
 from pretune.tasks import TASKS
 from pretune.tasks.task import Task, load_task
 from pretune.tasks.types import has_answer

@@ -14,7 +14,7 @@ from pretune.adaptation.word2vec import Word2Vec, WordCorpus
 from pretune.core.api import take_options
 from pretune.core.errors import UsageError, refuse_broken_link, suggest
 from pretune.inference.word_vectors import WordVectors
-from pretune.runs.options.text import VectorsOptions
+from pretune.runs.options import VectorsOptions
 from pretune.text.corpora import open_corpus
 
 TRAINERS: Mapping[str, type[Word2Vec] | type[Glove] | type[Ppmi]] = {"word2vec": Word2Vec, "glove": Glove, "ppmi": Ppmi}

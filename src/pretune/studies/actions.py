@@ -20,11 +20,10 @@ from pretune.runs.evaluate import run_evaluate
 from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.entry import run_finetune
 from pretune.runs.finetune.task_data import compute_scores, open_task
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.tasks import EmbeddingOptions, EvaluateOptions, FinetuneOptions
-from pretune.runs.options.text import PrepareOptions, TokenizerOptions, VectorsOptions
+from pretune.runs.options import PrepareOptions, PretrainOptions, TokenizerOptions, VectorsOptions
 from pretune.runs.prepare import run_prepare
 from pretune.runs.pretrain import run_pretrain
+from pretune.runs.task_options import EmbeddingOptions, EvaluateOptions, FinetuneOptions
 from pretune.runs.vectors import run_vectors
 from pretune.studies.inputs import build_task_config, locate
 from pretune.studies.plan import ACTIONS, STEP_PREFIX, BaselineOptions, ChoiceOptions, Plan, Step, list_inputs

@@ -23,8 +23,7 @@ from pretune.runs.estimate import compute_training_flops, detect_device, estimat
 from pretune.runs.finetune.config import FinetuneConfig, TaskConfig, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.task_data import SPLIT_SHARES, find_trainable_task, open_task
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.text import TokenizerOptions
+from pretune.runs.options import PretrainOptions, TokenizerOptions
 from pretune.runs.training_data import DataFacts
 from pretune.studies.plan import StepEstimate
 from pretune.tasks.example import Example

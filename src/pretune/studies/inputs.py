@@ -15,8 +15,8 @@ from pretune.models import catalog
 from pretune.models.spec import Model
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.defaults import read_base_spec
-from pretune.runs.options.tasks import FILE_TASKS, FinetuneOptions
 from pretune.runs.prepare import TASK_PREFIX
+from pretune.runs.task_options import FILE_TASKS, FinetuneOptions
 from pretune.tasks import TASKS
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN_PREFIX

@@ -17,9 +17,8 @@ from pretune.core.config import to_dict
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
 from pretune.models.spec import Model
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.tasks import EmbeddingOptions, EvaluateOptions, FinetuneOptions
-from pretune.runs.options.text import PrepareOptions, TokenizerOptions, VectorsOptions
+from pretune.runs.options import PrepareOptions, PretrainOptions, TokenizerOptions, VectorsOptions
+from pretune.runs.task_options import EmbeddingOptions, EvaluateOptions, FinetuneOptions
 from pretune.studies.inputs import InputFile, StudyInputs, find_spec
 from pretune.studies.settings import format_setting
 from pretune.studies.spec import Direction, Measure, RateFactors, Row, Scale, Settings, Study

@@ -16,9 +16,8 @@ from pretune.evaluation.baselines import SLOTS
 from pretune.runs.embedding import EmbeddingConfig
 from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.task_data import find_trainable_task
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.tasks import FILE_TASKS, EmbeddingOptions, EvaluateOptions, FinetuneOptions
-from pretune.runs.options.text import PrepareOptions, TokenizerOptions, VectorsOptions
+from pretune.runs.options import PrepareOptions, PretrainOptions, TokenizerOptions, VectorsOptions
+from pretune.runs.task_options import FILE_TASKS, EmbeddingOptions, EvaluateOptions, FinetuneOptions
 from pretune.runs.training_data import DataFacts
 from pretune.studies.estimates import (
     BASELINE_SECONDS,

@@ -17,10 +17,9 @@ from pretune.core import config
 from pretune.core.errors import DataError, UsageError
 from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel, build
-from pretune.runs.analyze import analyze_forgetting
 from pretune.runs.finetune.adapted_model import load_base_model
 from pretune.runs.finetune.config import BaseConfig
-from pretune.runs.finetune.forgetting import ForgettingMeter, find_objective
+from pretune.runs.finetune.forgetting import ForgettingMeter, analyze_forgetting, find_objective
 from pretune.runs.prepare import prepare
 from pretune.text.tokenizer.training import train
 from pretune.training.distributed import Ranks

@@ -15,8 +15,8 @@ from pretune.runs.finetune.entry import build_plan, finetune
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.task_data import open_task
-from pretune.runs.options.pretrain import PretrainOptions
-from pretune.runs.options.tasks import FinetuneOptions
+from pretune.runs.options import PretrainOptions
+from pretune.runs.task_options import FinetuneOptions
 from tests.runs import tasked
 from tests.runs.configs import build_finetune_config
 

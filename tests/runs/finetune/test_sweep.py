@@ -13,7 +13,7 @@ from pretune.evaluation.baselines import ALL_BASELINES
 from pretune.runs.finetune.entry import build_plan, finetune
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.options.tasks import FinetuneOptions
+from pretune.runs.task_options import FinetuneOptions
 from tests.runs.configs import build_finetune_config
 
 QUICK: dict[str, Any] = {"train.log_every": 5, "data.max_length": 24}

@@ -1,10 +1,12 @@
 """Config of a fine-tuning run: one tree with the sections `base`, `task`, `method`, `tune`, `data` and `train`.
 
 `--set method.rank=16` changes one value; `run.json` stores the whole tree, and `--config run.json` repeats the run.
+
+A trial has an outlook: the time that evaluation, further trials and baselines will take.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,8 +18,10 @@ from pretune.core import config
 from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NonNegative, PathText, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
+from pretune.evaluation.baselines import MAX_TRAIN_EXAMPLES
 from pretune.nn.heads import PoolingConfig
 from pretune.runs.config import RunConfig
+from pretune.tasks.example import Example
 from pretune.training.config import LinearSchedule, Schedule, TrainConfig
 
 DEFAULT_EPOCHS, MIN_STEPS, MAX_EPOCHS = 3.0, 300, 30.0
@@ -248,3 +252,73 @@ def compute_eval_interval(steps_per_epoch: int, steps: int) -> int:
     """
     tenth = max(steps // EVALUATIONS_PER_RUN, 1)
     return tenth if steps_per_epoch > LONG_EPOCH_STEPS or steps_per_epoch < tenth else steps_per_epoch
+
+
+FORWARD_SHARE = 1 / 3
+"""Cost of a prediction relative to a training step, until one has been timed."""
+BASELINE_SECONDS = {"majority": 0.0, "svm": 0.01, "vectors": 0.04, "logistic": 0.03, "bilstm": 1.4}
+"""Seconds of a baseline per 1,000 characters, measured on one core of a Neoverse-N1; others take as long as `vectors`.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemainingWork:
+    """Work of a run after a trial: further trials like it, and seconds of baselines."""
+
+    trials: int = 0
+    baselines: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class TrialOutlook:
+    """Time of a trial besides its `steps`: `eval_examples` predictions every `eval_every` steps, `final_examples` at
+    the end.
+
+    >>> outlook = TrialOutlook(steps=100, eval_every=50, eval_examples=10, final_examples=30, batch=1,
+    ...                        remaining_work=RemainingWork(baselines=5.0))
+    >>> outlook.add_predictions(20, 10.0)  # seconds of predictions: 0.5 each
+    >>> outlook.get_elapsed(), outlook.estimate_remaining(1.0, 60)  # (10 + 30) x 0.5 and 5
+    (10.0, 25.0)
+    """
+
+    steps: int
+    eval_every: int
+    eval_examples: int
+    final_examples: int
+    batch: int
+    remaining_work: RemainingWork = RemainingWork()
+    predictions: int = 0
+    seconds: float = 0.0
+
+    def add_predictions(self, predictions: int, seconds: float) -> None:
+        """Count predictions and their time."""
+        self.predictions, self.seconds = self.predictions + predictions, self.seconds + seconds
+
+    def get_elapsed(self) -> float:
+        """Return the seconds of predictions so far."""
+        return self.seconds
+
+    def estimate_remaining(self, step_seconds: float, step: int) -> float:
+        """Return the expected seconds besides the steps; `step_seconds` is the mean duration of a step."""
+        prediction_seconds = (
+            self.seconds / self.predictions if self.predictions else step_seconds / self.batch * FORWARD_SHARE
+        )
+        trial = self.steps * step_seconds + self._count_predictions(0) * prediction_seconds
+        return (
+            self._count_predictions(step) * prediction_seconds
+            + self.remaining_work.trials * trial
+            + self.remaining_work.baselines
+        )
+
+    def _count_predictions(self, step: int) -> int:
+        """Return the number of predictions after a step."""
+        return (
+            max(math.ceil(self.steps / self.eval_every) - step // self.eval_every, 0) * self.eval_examples
+            + self.final_examples
+        )
+
+
+def estimate_baseline_seconds(names: Sequence[str], train: Sequence[Example], test: Sequence[Example]) -> float:
+    """Estimate the seconds of these baselines, without those that train the model itself."""
+    characters = sum(len(example.text) + len(example.pair or "") for example in [*train[:MAX_TRAIN_EXAMPLES], *test])
+    return sum(BASELINE_SECONDS.get(name, BASELINE_SECONDS["vectors"]) for name in names) * characters / 1000

@@ -26,7 +26,7 @@ from pretune.runs.finetune.config import (
     SequenceConfig,
     TaskConfig,
 )
-from pretune.runs.options.tasks import FinetuneOptions
+from pretune.runs.task_options import FinetuneOptions
 from pretune.training.optim import AdamW
 from pretune.training.records import CostFile, RunFile, read_run_record
 

@@ -34,7 +34,7 @@ from pretune.runs.finetune.defaults import build_finetune_config, read_base_spec
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.runs.finetune.task_data import check_sizes, find_trainable_task, open_task
-from pretune.runs.options.tasks import FinetuneOptions
+from pretune.runs.task_options import FinetuneOptions
 from pretune.runs.verify import check_model
 from pretune.training.distributed import init_distributed, resolve_device
 from pretune.training.loop import GracefulShutdown

@@ -25,7 +25,7 @@ from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.finetune.adapted_model import load_base_model
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.runs.finetune.task_data import TaskData
-from pretune.runs.options.pretrain import PretrainOptions
+from pretune.runs.options import PretrainOptions
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import run_pretrain
 from pretune.text.tokenizer import Tokenizer

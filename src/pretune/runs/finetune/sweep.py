@@ -17,11 +17,10 @@ from pretune.core.log import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
-from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
+from pretune.runs.finetune.config import FinetuneConfig, RemainingWork, SweepPlan, estimate_baseline_seconds
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.features import predict_with_probe
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.outlook import RemainingWork, estimate_baseline_seconds
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
@@ -32,7 +31,7 @@ from pretune.runs.finetune.trial import (
     prepare_trial,
     read_finished_trial,
 )
-from pretune.runs.options.tasks import FinetuneOptions
+from pretune.runs.task_options import FinetuneOptions
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table_reader import get_columns
 from pretune.tasks.types import get_type

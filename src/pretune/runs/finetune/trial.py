@@ -36,7 +36,7 @@ from pretune.runs.finetune.adapted_model import (
     load_base_model,
     sum_counts,
 )
-from pretune.runs.finetune.config import FinetuneConfig, compute_eval_interval, count_steps
+from pretune.runs.finetune.config import FinetuneConfig, RemainingWork, TrialOutlook, compute_eval_interval, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.features import (
     EncodedData,
@@ -49,7 +49,6 @@ from pretune.runs.finetune.features import (
     has_features,
 )
 from pretune.runs.finetune.forgetting import ForgettingMeter
-from pretune.runs.finetune.outlook import RemainingWork, TrialOutlook
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity

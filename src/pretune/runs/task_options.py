@@ -31,19 +31,16 @@ if TYPE_CHECKING:
 BASE_MODEL = replace(MODEL, sets="base.path", is_required=False)
 FILE_TASKS = ("minimal_pairs", "bias_pairs", "cloze", "scored_pairs", "triplets")
 """Tasks whose data is the user's file, passed as `data`."""
-SETTING_NAMES = tuple(
-    f"{path}="
-    for path in [
-        "data.max_length",
-        "method.rank",
-        "train.batch",
-        "train.eval_every",
-        "train.lr",
-        "train.patience",
-        "train.schedule.warmup",
-        "train.seed",
-        "tune.layer_decay",
-    ]
+SETTING_NAMES = (
+    "data.max_length",
+    "method.rank",
+    "train.batch",
+    "train.eval_every",
+    "train.lr",
+    "train.patience",
+    "train.schedule.warmup",
+    "train.seed",
+    "tune.layer_decay",
 )
 """Frequently changed settings, which `--set` completes; `--dry-run` prints all of them."""
 

@@ -1,17 +1,132 @@
-"""Options of `train_tokenizer`, `prepare` and `train_vectors`."""
+"""Options of `train_tokenizer`, `prepare`, `train_vectors` and `pretrain`, and those that several verbs have.
+
+The options of a verb are one frozen value. Nothing here imports torch or numpy: the command line is derived from it.
+"""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pretune.core.api import Option, Options, StrPath, option, option_set, positional
+from pretune.core.api import ConfigSource, Option, Options, StrPath, option, option_set, positional
+from pretune.core.config import parse_assignments
 from pretune.core.errors import UsageError
-from pretune.runs.options import BY, CORPUS, FIELD, TASK_DATA, DocumentUnit, parse_names
 from pretune.text.styles import KINDS, STYLES
 
 if TYPE_CHECKING:
     from pretune.text.tokenizer import Tokenizer
+
+
+DocumentUnit = Literal["auto", "file", "block", "line", "field"]
+Quantization = Literal["int8", "nf4"]
+
+BASE = Option("--base DIR", "Base model of an adapter, if it was moved.")
+BY = Option("--by", "Unit of a document.")
+CONFIG = Option("--config FILE", "Settings file: YAML, or the run.json of a run.")
+CORPUS = Option("CORPUS", "Files, folders, globs, pair:A,B, builtin:NAME, hf:NAME.", is_required=True, kind=list[str])
+DEVICE = Option("--device NAME", "cpu or cuda (default: a GPU if available).", names=("cpu", "cuda", "cuda:0"))
+FIELD = Option("--field NAME", "Text column or JSON field.")
+MODEL = Option(
+    "MODEL", "Run, Hugging Face directory, hf:OWNER/NAME, or one of `pretune list models`.", kind=str, is_required=True
+)
+OUT = Option("--out RUN", "Output directory of the run.")
+PAIR = Option("--pair COL", "Column of a second text.")
+QUANTIZE = Option("--quantize", "Reduce the weights of linear layers to 8 or 4 bits (int8, nf4).")
+RESUME = Option("--resume", "Resume the unfinished run in --out.")
+SET = Option("--set PATH=VALUE", "", kind=list[str], parse=parse_assignments, suffix="=")
+TASK_DATA = Option("--data DIR", "Directory of task data (default: $PRETUNE_DATA).")
+TEXT = Option("--text COL", "Text column.")
+
+
+def parse_names(text: str) -> list[str]:
+    """Return comma-separated names."""
+    return [name for name in text.split(",") if name]
+
+
+def unescape(text: str) -> str:
+    r"""Replace the escapes \n, \t and \\ of a shell argument by the characters they stand for.
+
+    >>> unescape(r"one\ntwo"), unescape(r"C:\\new")
+    ('one\ntwo', 'C:\\new')
+    """
+    return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
+
+
+SETTING_NAMES = (
+    "data.max_length",
+    "model.depth",
+    "model.heads",
+    "model.width",
+    "train.attention_backend",
+    "train.batch_tokens",
+    "train.checkpoint_every",
+    "train.eval_every",
+    "train.lr",
+    "train.precision",
+    "train.schedule.warmup",
+    "train.seed",
+    "train.workers",
+)
+"""Frequently changed settings, which `--set` completes; `--dry-run` prints all of them."""
+MODEL_NAME = Option(
+    "FAMILY[-SIZE]",
+    "Model to train; see `pretune list families`.",
+    sets="model.name",
+    names=("pretune.models.families:list_names",),
+)
+
+
+def _parse_tokens(text: str) -> int:
+    from pretune.core.log import parse_count
+
+    return parse_count(text, "--tokens")
+
+
+@option_set
+class PretrainOptions(Options):
+    """Options of a pre-training run."""
+
+    model: str | None = positional(MODEL_NAME, default=None, kw_only=False)
+    data: StrPath | None = option("--data DATA", "Data of `pretune prepare`.", sets="data.path")
+    out: StrPath | None = OUT.field()
+    objective: str | None = option(
+        "--objective NAME",
+        "Training objective (default: that of the model's paper).",
+        sets="objective.kind",
+        names=("pretune.objectives:OBJECTIVES",),
+    )
+    steps: int | None = option("--steps N", "Training steps.", sets="train.steps")
+    tokens: int | None = option(
+        "--tokens N",
+        "Training tokens, instead of steps: 10M, 1B.",
+        sets="train.tokens",
+        kind=str,
+        parse=_parse_tokens,
+    )
+    epochs: float | None = option("--epochs N", "Training epochs, instead of steps.", sets="train.epochs")
+    budget: str | float | None = option(
+        "--budget TIME",
+        "Training time, instead of steps: 90s, 10m, 1h30m. The learning rate follows the clock.",
+        sets="train.budget",
+    )
+    init_from: StrPath | None = option("--from DIR", "Initialize from the weights of a MODEL.", sets="train.init_from")
+    teacher: StrPath | None = option(
+        "--teacher MODEL",
+        "Distil this pre-trained model, of the same vocabulary, into the new one.",
+        sets="objective.teacher",
+    )
+    resume: bool = RESUME.field(default=False)
+    stop_early: bool = option(
+        "--stop-early",
+        "End when the validation loss has not fallen for 3 evaluations (train.patience); save the best weights.",
+        default=False,
+    )
+    config: ConfigSource | None = CONFIG.field()
+    overrides: Mapping[str, Any] | None = SET.field(
+        about="Change a setting: train.lr=3e-4, data.max_length=128, model.depth=6. Repeatable.", names=SETTING_NAMES
+    )
+    device: str | None = DEVICE.field()
+
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
