@@ -19,7 +19,9 @@ from tests.selection import keep_quick
 FAKE = '''
 """Verbs that end in every possible way."""
 import os, signal, sys, typer
+from typing import Annotated
 from pretune.core import errors, log
+from pretune.core.api import Option
 
 class OutOfMemoryError(RuntimeError):
     """As torch calls its own."""
@@ -34,7 +36,7 @@ ENDS = {
     **{error.__name__: error("told") for error in errors.PretuneError.__subclasses__()},
 }
 
-def end(how: str) -> None:
+def end(how: Annotated[str, Option("HOW", "End.")]) -> None:
     """End somehow.
 
     Example: pretune end bug
@@ -45,7 +47,7 @@ def end(how: str) -> None:
         raise typer.Exit(9)
     raise ENDS[how]
 
-def talk(times: int = 1) -> None:
+def talk(times: Annotated[int, Option("--times N", "Times.")] = 1) -> None:
     """Talk on both streams."""
     log.info("progress")
     for _ in range(times):

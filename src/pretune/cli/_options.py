@@ -76,9 +76,9 @@ def derive_command(verb: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         arguments: dict[str, Any] = {}
         for name, (cls, parameters) in groups.items():
-            typed = {key: _convert(part.entry, values[key]) for key, part in parameters.items() if key in values}
-            typed = {key: value for key, value in typed.items() if value is not None}
-            arguments |= typed if cls is None else {name: cls(**typed)}
+            group = {key: _convert(part.entry, values[key]) for key, part in parameters.items() if key in values}
+            group = {key: value for key, value in group.items() if value is not None}
+            arguments |= group if cls is None else {name: cls(**group)}
         verb(**arguments)
 
     parts = [_derive_parameter(*item) for _, parameters in groups.values() for item in parameters.items()]
