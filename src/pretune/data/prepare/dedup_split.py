@@ -11,7 +11,7 @@ All documents are assigned before the first one is written:
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -88,30 +88,32 @@ def write_splits(
         DataError: No training text remains, or none of the given validation text.
     """
     columns = {
-        name: np.concatenate([stage.read_column(name) for stage in stages]) for name in ("lengths", "sizes", "sides")
+        name: np.concatenate([stage.read_column(name) for stage in stages])
+        for name in ("lengths", "sizes", "sides", "sources")
     }
-    columns["sources"] = np.concatenate([stage.read_column("sources") for stage in stages])
     fate, drop_counts = assign_splits(stages, recipe, columns["lengths"])
     _check_remaining_text(fate, drop_counts, stages, recipe)
     word_counts = {name: Counter[str]() for name in SPLITS}
     writers: dict[str, ShardWriter] = {}
-    split_names = [name for number, name in enumerate(SPLITS) if (fate == number).any()]
+    selections = {name: fate == number for number, name in enumerate(SPLITS) if (fate == number).any()}
     try:
-        for name in split_names:
-            has_sides = bool(columns["sides"][fate == SPLITS.index(name)].any())
+        for name, selection in selections.items():
+            has_sides = bool(columns["sides"][selection].any())
             writers[name] = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=has_sides)
         _write_documents(stages, writers, fate, columns, word_counts, unknown, remove)
-        splits = {name: ShardSplit(shards=writer.close()) for name, writer in writers.items()}
+        shards = {name: writer.close() for name, writer in writers.items()}
     except BaseException:
         for writer in writers.values():
             writer.abandon()
         raise
-    facts: dict[str, SplitFacts] = {}
-    for name, split in splits.items():
-        facts[name] = _compute_facts(fate == SPLITS.index(name), columns, len(recipe.names))
-        facts[name].sentences, facts[name].pairs = split.sentences, split.pairs
-        facts[name].words, facts[name].unknown = word_counts[name]["words"], word_counts[name]["unknown"]
-        splits[name] = ShardSplit(shards=split.shards, bytes=facts[name].bytes)
+    splits = {
+        name: ShardSplit(shards=shards[name], bytes=int(columns["sizes"][selection].sum()))
+        for name, selection in selections.items()
+    }
+    facts = {
+        name: _compute_facts(splits[name], word_counts[name], selection, columns, len(recipe.names))
+        for name, selection in selections.items()
+    }
     return SplitResult(splits, facts, drop_counts)
 
 
@@ -212,7 +214,6 @@ def _check_remaining_text(
     """Raise a DataError if no training text remains, or none of the given validation text."""
     if (fate == _TRAIN).any() and ((fate == _VALID).any() or not recipe.valid):
         return
-    read = sum(stage.counts["documents"] for stage in stages)
     reasons = Counter({name: count for stage in stages for name, count in stage.counts.items() if ":dropped" in name})
     reason_texts = [f"{name.partition(':')[0]} {count}" for name, count in reasons.items()]
     reason_texts += [f"{name.replace('_', ' ')} {count}" for name, count in drop_counts.items() if count]
@@ -227,13 +228,11 @@ def _check_remaining_text(
             f"all {int((fate == _VALID).sum())} documents are in the validation split and none remains for training; "
             f"use a smaller --holdout than {recipe.settings.holdout:g}, or more text"
         )
+    read = sum(stage.counts["documents"] for stage in stages)
     if not read:
-        raise DataError(f"{_format_names(recipe.names)}: contains no text, only white space; pass files with text")
+        more = f" and {len(recipe.names) - 1} more" if len(recipe.names) > 1 else ""
+        raise DataError(f"'{recipe.names[0]}'{more}: contains no text, only white space; pass files with text")
     raise DataError(f"all {read} documents were dropped ({', '.join(reason_texts)}); use fewer or milder cleaners")
-
-
-def _format_names(names: Sequence[str]) -> str:
-    return f"'{names[0]}'" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _write_documents(
@@ -253,15 +252,13 @@ def _write_documents(
             mine = fate[rows] == SPLITS.index(name)
             if mine.any():
                 ids, ends, words, sentences = _select_documents(piece, mine)
-                offsets = np.concatenate(([0], ends))
-                sources, sides = (columns[column][rows][mine] for column in ("sources", "sides"))
                 writer.add(
                     ids,
-                    offsets,
+                    np.concatenate(([0], ends)),
                     words=words,
                     sentences=sentences,
-                    sources=sources,
-                    sides=sides if writer.has_sides else None,
+                    sources=columns["sources"][rows][mine],
+                    sides=columns["sides"][rows][mine] if writer.has_sides else None,
                     is_unfinished=piece.is_unfinished,
                 )
                 word_counts[name]["words"] += int(words.sum())
@@ -284,23 +281,22 @@ def _select_documents(piece: Piece, selection: Bools) -> tuple[Any, Ints, Bools,
     return piece.ids[index], ends, piece.words[index], (piece.sentences + shifts[owner])[is_selected]
 
 
-def _compute_facts(selection: Bools, columns: dict[str, Any], sources: int) -> SplitFacts:
+def _compute_facts(
+    split: ShardSplit, counts: Counter[str], selection: Bools, columns: Mapping[str, NDArray[Any]], sources: int
+) -> SplitFacts:
+    """Return the statistics of the selected documents; `sources` is the number of sources."""
     lengths, sizes, origin = columns["lengths"][selection], columns["sizes"][selection], columns["sources"][selection]
     quantiles = np.percentile(lengths, _QUANTILES, method="lower")
-    rows = zip(
-        *(_sum_by_source(origin, values, sources) for values in (np.ones_like(lengths), lengths, sizes)), strict=True
-    )
+    totals = np.zeros((sources, 3), dtype=np.int64)
+    np.add.at(totals, origin, np.stack((np.ones_like(lengths), lengths, sizes), axis=1))
     return SplitFacts(
-        documents=len(lengths),
-        tokens=int(lengths.sum()),
-        bytes=int(sizes.sum()),
+        documents=split.documents,
+        tokens=split.tokens,
+        bytes=split.bytes,
+        sentences=split.sentences,
+        words=counts["words"],
+        unknown=counts["unknown"],
+        pairs=split.pairs,
         lengths={f"{mark}%": int(value) for mark, value in zip(_QUANTILES, quantiles, strict=True)},
-        sources=[dict(zip(("documents", "tokens", "bytes"), row, strict=True)) for row in rows],
+        sources=[dict(zip(("documents", "tokens", "bytes"), row, strict=True)) for row in totals.tolist()],
     )
-
-
-def _sum_by_source(origin: NDArray[np.uint16], values: Ints, sources: int) -> Iterator[int]:
-    """Return the sum of `values` for each source."""
-    total = np.zeros(sources, dtype=np.int64)
-    np.add.at(total, origin, values)  # NOTE: not bincount with weights, which sums as floats
-    return iter(total.tolist())

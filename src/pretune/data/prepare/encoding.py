@@ -109,7 +109,7 @@ class UnitEncoder:
             sentences=positions,
             words=np.packbits(words),
             sources=np.array(documents.sources, dtype=np.uint16),
-            keys=_digests_to_keys(map(_hash_piece if piece else hash_content, wholes)),
+            keys=digests_to_keys(map(_hash_piece if piece else hash_content, wholes)),
             is_held_out=np.array([unit.valid or is_held_out(text, self._setup.holdout) for text in wholes], dtype=bool),
             sizes=np.array([sum(len(text.encode()) for text in sides) for sides in documents.sides], dtype=np.int64),
             signatures=self._compute_signatures(wholes),
@@ -225,5 +225,6 @@ def _hash_piece(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def _digests_to_keys(digests: Iterable[bytes]) -> NDArray[np.uint64]:
+def digests_to_keys(digests: Iterable[bytes]) -> NDArray[np.uint64]:
+    """Return digests of 128 bits as rows of two numbers."""
     return np.frombuffer(b"".join(digests), dtype=">u8").reshape(-1, 2).astype(np.uint64)

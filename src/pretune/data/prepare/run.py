@@ -65,15 +65,16 @@ def prepare(
     processes = _count_workers(workers)
     loaded_tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
     corpus, valid_corpus = _open_inputs(inputs, settings), _open_inputs(valid, settings) if valid else None
-    if len(corpus.sources) + (len(valid_corpus.sources) if valid_corpus else 0) > MAX_SOURCES:
+    corpora = [corpus] if valid_corpus is None else [corpus, valid_corpus]
+    sources = [source for part in corpora for source in part.sources]
+    if len(sources) > MAX_SOURCES:
         raise UsageError(
             f"more than {MAX_SOURCES:,} inputs are not supported; pass the folder that contains them, or a glob"
         )
-    sources = [*describe_sources(corpus.sources), *(describe_sources(valid_corpus.sources) if valid_corpus else [])]
-    source_facts = state_licences(sources, settings.licence)
+    source_facts = state_licences(describe_sources(sources), settings.licence)
     if (corpus.bytes or 0) > _SLOW_HASH_BYTES:
         log.info(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB of input, to detect later changes")
-    snapshot = FileSnapshot([*corpus.list_stamps(), *(valid_corpus.list_stamps() if valid_corpus else ())])
+    snapshot = FileSnapshot(stamp for part in corpora for stamp in part.list_stamps())
     with snapshot.guard():
         recipe = Recipe.from_corpus(settings, loaded_tokenizer.sha256, corpus, valid_corpus)
     if _is_up_to_date(target, recipe, shard and f"{number}/{count}", overwrite):
@@ -98,15 +99,14 @@ def prepare(
         with StageWriter(stage) as writer:
             with snapshot.guard():  # the published text is the hashed text
                 _encode_parts(parts, setup, processes, writer, progress)
-            open_counts = Counter(corpus.counts) + Counter(valid_corpus.counts if valid_corpus else {})
+            open_counts = sum((Counter(part.counts) for part in corpora), Counter[str]())
             writer.close({"shard": [number, count], "sources": source_facts, "opened": dict(open_counts)})
         if shard:
             write_index(folder, _build_index(recipe, loaded_tokenizer, {}))
-            _write_manifests(folder)
         else:
             _write_data([StageReader(stage)], folder, recipe, loaded_tokenizer, remove=True)
             remove(folder, _STAGE_FOLDER, _STAGE_FOLDER)
-            _write_manifests(folder)
+        _write_manifests(folder)
     return _check_size(PreparedData.open(target, is_new=True))
 
 
@@ -126,10 +126,7 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
         raise UsageError("slices must be a list of directories made by `prepare` with --shard")
     target, folders = check_path(out), [check_path(name, DataError) for name in slices]
     stages = [StageReader.open(folder) for folder in folders]
-    recipes = []
-    for folder in folders:
-        index = read_index(folder)
-        recipes.append(Recipe.from_dict(index.settings, index.tokenizer_sha256, str(folder / INDEX)))
+    recipes = [Recipe.from_index(read_index(folder), folder / INDEX) for folder in folders]
     for folder, stage, recipe in zip(folders, stages, recipes, strict=True):
         change = recipe.describe_change(recipes[0])
         if change is None and stage.count != stages[0].count:
@@ -226,9 +223,7 @@ def _is_up_to_date(target: Path, recipe: Recipe, part: str | None, overwrite: bo
         return False
     try:
         data = PreparedData.open(target)
-        change = recipe.describe_change(
-            Recipe.from_dict(data.index.settings, data.index.tokenizer_sha256, str(target / INDEX))
-        )
+        change = recipe.describe_change(Recipe.from_index(data.index, target / INDEX))
         if change is None and data.slice != part:
             change = f"it contains {f'slice {data.slice}' if data.slice else 'the complete data'}"
         if change is None and Tokenizer.load(data.tokenizer).sha256 != recipe.tokenizer:
@@ -257,13 +252,10 @@ def _check_size(data: PreparedData) -> PreparedData:
 
 
 def _open_inputs(inputs: Inputs, settings: PrepareConfig) -> Corpus:
-    names = inputs if isinstance(inputs, str) else [_to_name(source) for source in inputs]
+    if not isinstance(inputs, str):
+        inputs = [os.fspath(source) if isinstance(source, str | os.PathLike) else source for source in inputs]
     by, errors = cast(DocumentBoundary, settings.by), cast(Errors, settings.errors)
-    return open_corpus(names, by=by, field=settings.field, errors=errors)
-
-
-def _to_name(source: str | os.PathLike[str] | CorpusItem) -> str | CorpusItem:
-    return os.fspath(source) if isinstance(source, str | os.PathLike) else source
+    return open_corpus(cast(Sequence[str | CorpusItem], inputs), by=by, field=settings.field, errors=errors)
 
 
 def _parse_slice(shard: str | None) -> tuple[int, int]:
@@ -274,8 +266,6 @@ def _parse_slice(shard: str | None) -> tuple[int, int]:
 
 
 def _count_workers(workers: int | None) -> int:
-    if workers is not None:
-        if workers < 0:
-            raise UsageError(f"workers must be >= 0, got {workers}")
-        return workers
-    return count_cores()
+    if workers is not None and workers < 0:
+        raise UsageError(f"workers must be >= 0, got {workers}")
+    return count_cores() if workers is None else workers

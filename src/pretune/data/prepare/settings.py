@@ -4,15 +4,17 @@ import fnmatch
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pretune.core.config import from_dict, spec, to_dict
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
 from pretune.data.prepared_data import SourceRecord
+from pretune.data.shards import DataIndex
 from pretune.text.cleaning import resolve_filters
-from pretune.text.corpora import Corpus, CorpusSource
+from pretune.text.corpora import Corpus
 from pretune.text.corpora.corpus import check_reading_options
 from pretune.text.neardup import NearDuplicates
 from pretune.text.sentences import SPLITTERS
@@ -68,9 +70,7 @@ class Recipe:
     @classmethod
     def from_corpus(cls, settings: PrepareConfig, tokenizer: str, corpus: Corpus, valid: Corpus | None) -> "Recipe":
         """Build the recipe of `corpus` and `valid`; reads all sources to hash their content."""
-        train = tuple((source.name, _hash_source(source)) for source in corpus.sources)
-        valid_hashes = tuple((source.name, _hash_source(source)) for source in valid.sources) if valid else ()
-        return cls(settings, tokenizer, train, valid_hashes)
+        return cls(settings, tokenizer, _hash_sources(corpus), _hash_sources(valid) if valid else ())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -91,28 +91,18 @@ class Recipe:
         return {"version": FORMAT, **values, "corpus": corpus}
 
     @classmethod
-    def from_dict(cls, settings: Mapping[str, Any], tokenizer: str, origin: str) -> "Recipe":
-        """Restore a recipe from the output of `to_dict`.
-
-        Args:
-            settings: Output of `to_dict`.
-            tokenizer: SHA-256 of the tokenizer.
-            origin: Path of the file, for error messages.
-
-        Raises:
-            DataError: The settings are damaged, or from another version.
-        """
-        data = dict(settings)
+    def from_index(cls, index: DataIndex, path: Path) -> "Recipe":
+        """Restore a recipe from data.json at `path`; raise a DataError if it is damaged, or from another version."""
+        data = dict(index.settings)
         if data.pop("version", None) != FORMAT:
-            raise DataError(
-                f"{origin}: was prepared by another version of pretune; prepare the data again (--overwrite)"
-            )
+            raise DataError(f"{path}: was prepared by another version of pretune; prepare the data again (--overwrite)")
         corpus = data.pop("corpus", None)
         try:
             pairs = {split: tuple((str(n), str(d)) for n, d in corpus[split]) for split in ("train", "valid")}
-            return cls(from_dict(PrepareConfig, data, location=""), tokenizer, pairs["train"], pairs["valid"])
+            settings = from_dict(PrepareConfig, data, location="")
+            return cls(settings, index.tokenizer_sha256, pairs["train"], pairs["valid"])
         except (PretuneError, TypeError, KeyError, ValueError):
-            raise DataError(f"{origin}: 'settings' is damaged; prepare the data again (--overwrite)") from None
+            raise DataError(f"{path}: 'settings' is damaged; prepare the data again (--overwrite)") from None
 
     def describe_change(self, previous: "Recipe") -> str | None:
         """Return a description of the first difference from `previous`, or None if both are equal."""
@@ -122,9 +112,8 @@ class Recipe:
         for name in new_values:
             if new_values[name] != old_values[name]:
                 return f"{name} is {_format_value(new_values[name])}, it was {_format_value(old_values[name])}"
-        return _describe_source_change("", self.train, previous.train) or _describe_source_change(
-            "validation ", self.valid, previous.valid
-        )
+        change = _describe_source_change("", self.train, previous.train)
+        return change or _describe_source_change("validation ", self.valid, previous.valid)
 
 
 def parse_share(value: str | float) -> float:
@@ -143,9 +132,10 @@ def parse_share(value: str | float) -> float:
     return number
 
 
-def _hash_source(source: CorpusSource) -> str:
-    identities = [item.compute_identity() for item in source.items]
-    return hashlib.sha256(json.dumps(identities, allow_nan=False).encode()).hexdigest()
+def _hash_sources(corpus: Corpus) -> tuple[tuple[str, str], ...]:
+    identities = [[item.compute_identity() for item in source.items] for source in corpus.sources]
+    digests = [hashlib.sha256(json.dumps(part, allow_nan=False).encode()).hexdigest() for part in identities]
+    return tuple(zip((source.name for source in corpus.sources), digests, strict=True))
 
 
 def _describe_source_change(

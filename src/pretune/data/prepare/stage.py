@@ -27,13 +27,16 @@ from pretune.core.config import read_record
 from pretune.core.errors import CheckpointError, DataError
 from pretune.core.io import check_manifest, open_regular, resolve_inside, translate_write_errors, write_json
 from pretune.core.io import remove as remove_file
-from pretune.data.prepare.encoding import Chunk, Ints
+from pretune.data.prepare.encoding import Chunk, Ints, digests_to_keys
 from pretune.data.prepared_data import SLICE_FILE, SliceFile
 from pretune.data.shards.files import NpyWriter, open_npy, read_npy
 
 _MAX_FILE_BYTES = 2**28  # bytes after which a new file starts; files are deleted one by one as they are read
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
 _SIDES_COLUMN = "sides"  # optional column: written only if a document has two sides
+
+Rows = dict[str, NDArray[Any]]
+"""Values by column, one or one row per document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class StageWriter:
         self._columns = {name: NpyWriter(folder / f"{name}.npy", kind) for name, kind in _COLUMNS.items()}
         self._names: list[str] = []
         self._file = self._open_next_file()
-        self._long_document: _LongDocument | None = None  # document that continues in the next chunk
+        self._open_rows: list[Rows] = []  # of the chunks of a document that continues in the next one
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -76,18 +79,10 @@ class StageWriter:
         self.languages += chunk.languages
         self.tokens += len(chunk.ids)
         self.characters += chunk.characters
-        lengths = np.diff(chunk.ends, prepend=0)
-        if chunk.is_unfinished or self._long_document:
-            self._long_document = self._long_document or _LongDocument(chunk)
-            self._long_document.add(chunk)
-            if not chunk.is_unfinished:
-                self._append(self._long_document.to_columns())
-                self._long_document = None
-        else:
-            rows = {"keys": chunk.keys, "lengths": lengths, "sizes": chunk.sizes, "sources": chunk.sources}
-            self._append(
-                {**rows, "held": chunk.is_held_out, "signatures": chunk.signatures, _SIDES_COLUMN: chunk.sides}
-            )
+        self._open_rows.append(_build_rows(chunk))
+        if not chunk.is_unfinished:
+            self._append(_join_rows(self._open_rows))
+            self._open_rows = []
 
     def close(self, facts: dict[str, Any]) -> None:
         """Complete all files and write slice.json; `facts` are additional fields for it."""
@@ -117,52 +112,41 @@ class StageWriter:
         with translate_write_errors(path):
             return path.open("xb")
 
-    def _append(self, rows: dict[str, NDArray[Any] | None]) -> None:
+    def _append(self, rows: Rows) -> None:
         """Append rows to the columns; create the column of sides at the first document with two sides."""
-        sides = rows.pop(_SIDES_COLUMN)
-        if sides is not None and sides.any() and _SIDES_COLUMN not in self._columns:
+        if rows[_SIDES_COLUMN].any() and _SIDES_COLUMN not in self._columns:
             self._columns[_SIDES_COLUMN] = NpyWriter(self.folder / f"{_SIDES_COLUMN}.npy", "<i8")
             self._columns[_SIDES_COLUMN].append(np.zeros(self.documents, dtype=np.int64))
-        lengths = rows["lengths"]
-        assert lengths is not None
-        self.documents += len(lengths)
-        if _SIDES_COLUMN in self._columns:
-            rows[_SIDES_COLUMN] = np.zeros_like(lengths) if sides is None else sides
-        for name, values in rows.items():
-            if values is not None:
-                self._columns[name].append(values.ravel())
+        self.documents += len(rows["lengths"])
+        for name, column in self._columns.items():
+            if name in rows:
+                column.append(rows[name].ravel())
 
 
-class _LongDocument:
-    """Accumulator of the column values of a document in several chunks."""
+def _build_rows(chunk: Chunk) -> Rows:
+    """Return the rows of the documents of a chunk."""
+    rows: Rows = {
+        "keys": chunk.keys,
+        "lengths": np.diff(chunk.ends, prepend=0),
+        "sizes": chunk.sizes,
+        "sources": chunk.sources,
+        "held": chunk.is_held_out,
+        _SIDES_COLUMN: chunk.sides,
+    }
+    return rows if chunk.signatures is None else {**rows, "signatures": chunk.signatures}
 
-    def __init__(self, first_chunk: Chunk) -> None:
-        self._first_chunk = first_chunk
-        self._keys: list[NDArray[np.uint64]] = []
-        self._length = self._size = 0
-        self._signature = first_chunk.signatures
 
-    def add(self, chunk: Chunk) -> None:
-        self._keys.append(chunk.keys)
-        self._length += len(chunk.ids)
-        self._size += int(chunk.sizes.sum())
-        if self._signature is not None and chunk.signatures is not None:
-            # The MinHash signature of a union is the minimum of the signatures.
-            self._signature = np.minimum(self._signature, chunk.signatures)
-
-    def to_columns(self) -> dict[str, NDArray[Any] | None]:
-        """Return the row of the document; its key is the hash of the keys of its pieces."""
-        digest = hashlib.blake2b(np.concatenate(self._keys).astype(">u8").tobytes(), digest_size=16).digest()
-        key = np.frombuffer(digest, dtype=">u8").astype(np.uint64).reshape(1, 2)
-        length, size = np.array([self._length]), np.array([self._size])
-        row = {
-            "keys": key,
-            "lengths": length,
-            "sizes": size,
-            "sources": self._first_chunk.sources,
-            "held": self._first_chunk.is_held_out,
-        }
-        return {**row, "signatures": self._signature, _SIDES_COLUMN: None}
+def _join_rows(parts: list[Rows]) -> Rows:
+    """Return the row of a document in several chunks; its key is the hash of the keys of its pieces."""
+    if len(parts) == 1:
+        return parts[0]
+    keys = np.concatenate([part["keys"] for part in parts]).astype(">u8")
+    row: Rows = {**parts[0], "keys": digests_to_keys([hashlib.blake2b(keys.tobytes(), digest_size=16).digest()])}
+    for name in ("lengths", "sizes"):
+        row[name] = np.sum([part[name] for part in parts], axis=0)
+    if "signatures" in row:  # the MinHash signature of a union is the minimum of the signatures
+        row["signatures"] = np.minimum.reduce([part["signatures"] for part in parts])
+    return row
 
 
 UNIT_NAME = r"units-\d{5,9}\.bin"

@@ -229,6 +229,10 @@ class ShardRecord(TypedDict):
     pairs: NotRequired[Count]
 
 
+_SPLIT_SUMS: tuple[Literal["documents", "tokens", "sentences"], ...] = ("documents", "tokens", "sentences")
+"""Fields of a split that are sums over its shards."""
+
+
 class SplitRecord(TypedDict):
     """A split in data.json."""
 
@@ -268,10 +272,7 @@ def write_index(directory: Path, index: DataIndex) -> None:
     """Write `index` as data.json into a directory of shards; `read_index` returns an equal value."""
     splits = {
         name: {
-            "documents": split.documents,
-            "tokens": split.tokens,
-            "sentences": split.sentences,
-            "bytes": split.bytes,
+            **{field: getattr(split, field) for field in (*_SPLIT_SUMS, "bytes")},
             "shards": [_to_json(shard) for shard in split.shards],
         }
         for name, split in index.splits.items()
@@ -331,11 +332,10 @@ def _build_split(record: SplitRecord, name: str, path: Path) -> ShardSplit:
     fields = [field.name for field in dataclasses.fields(ShardFacts)]
     shards = [{field: value for field, value in shard.items() if field in fields} for shard in record["shards"]]
     split = ShardSplit(shards=tuple(ShardFacts(**shard) for shard in shards), bytes=record["bytes"])  # type: ignore[arg-type]
-    stated_counts = {"documents": record["documents"], "tokens": record["tokens"], "sentences": record["sentences"]}
-    for field, count in stated_counts.items():
-        if count != getattr(split, field):
+    for field in _SPLIT_SUMS:
+        if record[field] != getattr(split, field):
             raise DataError(
-                f"{path}: split '{name}' has {count} {field}, but its shards have {getattr(split, field)}; "
+                f"{path}: split '{name}' has {record[field]} {field}, but its shards have {getattr(split, field)}; "
                 f"{_INDEX_REMEDY}"
             )
     return split
