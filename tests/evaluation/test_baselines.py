@@ -132,7 +132,7 @@ def test_words_have_their_most_frequent_tag() -> None:
 @pytest.mark.slow
 def test_film_reviews_with_a_thousand_labels() -> None:
     try:
-        with Reviews()._find_path().open(encoding="utf-8", newline="") as file:
+        with Reviews().find_path().open(encoding="utf-8", newline="") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
     except PretuneError as error:
         pytest.skip(str(error))

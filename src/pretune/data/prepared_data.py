@@ -9,7 +9,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from pretune.core.config import Count, Ge, Le, Number, read_record
 from pretune.core.errors import DataError, UsageError, refuse_broken_link
-from pretune.core.io import OWNERS, atomic_directory, recover, remove_abandoned
+from pretune.core.io import OWNERS, atomic_directory, list_files, recover
 from pretune.data.shards import DataIndex, Shards, read_index
 
 CARD_FILE, SLICE_FILE = "card.json", "slice.json"
@@ -193,8 +193,7 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
     """
     refuse_broken_link(out)
     recover(out)
-    remove_abandoned(out)
-    foreign = sorted(name for name in _list_files(out) if not OWNERS["data"].pattern.fullmatch(name))
+    foreign = [name for name in list_files(out) if not OWNERS["data"].pattern.fullmatch(name)]
     if foreign and overwrite:
         raise UsageError(
             f"cannot overwrite '{out}': it contains '{foreign[0]}', which is not prepared data; "
@@ -202,12 +201,3 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
         )
     with atomic_directory(out, overwrite=overwrite, owner="data") as folder:
         yield folder
-
-
-def _list_files(folder: Path) -> set[str]:
-    """Return the files below a directory, except those of an unfinished run (`.tmp-…`)."""
-    files: set[str] = set()
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".tmp-")]
-        files |= {Path(place, name).relative_to(folder).as_posix() for name in names}
-    return files

@@ -173,7 +173,7 @@ def read_reviews(
     """Return the test reviews, the other reviews in a fixed random order, and the label names."""
     if path is None:
         try:
-            table = Reviews().get_table_path()
+            table = Reviews().find_path()
         except UsageError as error:
             raise UsageError(f"the package of film reviews {INSTALL_HINT} a table with --reviews FILE") from error
         with table.open(encoding="utf-8", newline="") as file:

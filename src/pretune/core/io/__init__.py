@@ -7,6 +7,7 @@ under its final name, and the same problem always gives the same one-line error.
 from pretune.core.io.directories import (
     OWNERS,
     atomic_directory,
+    list_files,
     move_file,
     recover,
     remove,
@@ -37,7 +38,7 @@ from pretune.core.io.files import (
 
 __all__ = [
     "FORMAT", "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name",
-    "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_formatted_json", "read_json",
-    "real_path", "recover", "remove", "remove_abandoned", "resolve_inside", "scratch_directory", "sha256", "sweep",
-    "translate_write_errors", "write_json", "write_manifest",
+    "list_files", "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_formatted_json",
+    "read_json", "real_path", "recover", "remove", "remove_abandoned", "resolve_inside", "scratch_directory", "sha256",
+    "sweep", "translate_write_errors", "write_json", "write_manifest",
 ]  # fmt: skip

@@ -330,7 +330,7 @@ def _locked_for_merge(folder: Path) -> Iterator[None]:
 
 def _merge(temporary: Path, target: Path, owner: str | None) -> None:
     """Commit staged files to an existing directory and move them there."""
-    files = _list_files(temporary)
+    files = list_files(temporary)
     for file in files:  # check everything before the commit
         _check_destination(target, file)
     (temporary / _JOURNAL).write_text(json.dumps({"owner": owner, "files": files}, allow_nan=False))
@@ -351,7 +351,7 @@ def _complete(commit: Path, target: Path) -> None:
     replaces.
     """
     owner, files = _read_journal(commit / _JOURNAL)
-    staged_files = [file for file in _list_files(commit) if file != _JOURNAL]
+    staged_files = [file for file in list_files(commit) if file != _JOURNAL]
     for file in staged_files:
         _check_destination(target, file)
 
@@ -393,7 +393,7 @@ def _read_journal(path: Path) -> tuple[OwnedNames, set[str]]:
     return OWNERS[owner], set(files)
 
 
-def _list_files(folder: Path, depth: int | None = None) -> list[str]:
+def list_files(folder: Path, depth: int | None = None) -> list[str]:
     """Return the files below a directory by relative names, except temporary ones; links are not followed."""
     files: list[str] = []
     for place, folders, names in os.walk(folder):
@@ -408,7 +408,7 @@ def _list_files(folder: Path, depth: int | None = None) -> list[str]:
 
 
 def _list_owned(target: Path, owner: OwnedNames) -> list[str]:
-    return [file for file in _list_files(target, _MAX_DEPTH) if owner.pattern.fullmatch(file)]
+    return [file for file in list_files(target, _MAX_DEPTH) if owner.pattern.fullmatch(file)]
 
 
 def _check_destination(target: Path, file: str) -> None:

@@ -5,9 +5,10 @@ Long texts are tokenized in blocks that end before a space. This bounds the memo
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,29 @@ class EncoderSetup:
         return UnitEncoder(self)
 
 
+class _UnitDocument(NamedTuple):
+    """A document of a work unit, with one or two sides."""
+
+    sides: tuple[str, ...]
+    langs: tuple[str, ...]
+    source: int
+
+
+def _compute_bounds(documents: Sequence[_UnitDocument], lengths: Ints) -> tuple[Ints, Ints]:
+    """Return the ends of documents [D] and the lengths of first sides [D] (0 for one side), given text lengths."""
+    counts = np.array([len(document.sides) for document in documents], dtype=np.int64)
+    last = np.cumsum(counts) - 1
+    return np.cumsum(lengths)[last], np.where(counts == 2, lengths[last - 1], 0) if len(last) else last
+
+
+def _find_half_empty(documents: Sequence[_UnitDocument], lengths: Ints) -> set[int]:
+    """Return the documents with two sides of which exactly one has no tokens."""
+    ends, firsts = _compute_bounds(documents, lengths)
+    totals = np.diff(ends, prepend=0)
+    two = np.array([len(document.sides) == 2 for document in documents], dtype=bool)
+    return {*np.flatnonzero(two & (totals > 0) & ((firsts == 0) | (firsts == totals))).tolist()}
+
+
 class UnitEncoder:
     """Converts work units to chunks. Stateless: a chunk depends on its unit and the setup only."""
 
@@ -80,48 +104,53 @@ class UnitEncoder:
     def __call__(self, unit: WorkUnit) -> Chunk:
         counts, languages = Counter[str](), Counter[str]()
         piece = unit.is_unfinished or unit.is_continuation
-        documents = _UnitDocuments()
+        documents: list[_UnitDocument] = []
+        characters = 0  # including dropped documents
         for source, run in unit.iter_documents(counts):
             detectors = [_LanguageDetector(self._setup.lang) for _ in ("first side", "second side")]
             for sides in run:
-                documents.characters += sum(map(len, sides))
+                characters += sum(map(len, sides))
                 clean_sides = tuple(apply_filters(text, self._filters, counts) or "" for text in sides)
                 if all(clean_sides) or piece:  # a dropped piece of a long document stays, empty
                     langs = tuple(lang.detect(text) for text, lang in zip(clean_sides, detectors, strict=False))
-                    documents.add(clean_sides, langs, source)
+                    documents.append(_UnitDocument(clean_sides, langs, source))
                     for text, lang in zip(clean_sides, langs, strict=True):
                         languages[lang] += len(text)
                 counts["documents"] += not unit.is_unfinished
-        lengths, ids, words, begins = self._tokenise(documents.texts)
-        if half_pairs := documents.find_half_empty(lengths):
-            documents.drop(half_pairs)
+        lengths, ids, words, begins = self._tokenise(documents)
+        if half_pairs := _find_half_empty(documents, lengths):
             counts[HALF_PAIRS] += len(half_pairs)
-            lengths, ids, words, begins = self._tokenise(documents.texts)
-        positions = self._find_sentences(documents.texts, documents.langs, begins)
+            documents = [document for number, document in enumerate(documents) if number not in half_pairs]
+            lengths, ids, words, begins = self._tokenise(documents)
+        positions = self._find_sentences(documents, begins)
         if unit.is_continuation and len(positions) and positions[0] == 0:
             positions = positions[1:]  # the sentence starts in an earlier unit
-        ends, firsts = documents.compute_bounds(lengths)
-        wholes = documents.joined_texts
+        ends, firsts = _compute_bounds(documents, lengths)
+        # Sides are joined by a NUL character, so another division is another string.
+        wholes = ["\0".join(document.sides) for document in documents]
         return Chunk(
             ids=ids,
             ends=ends,
             sides=firsts,
             sentences=positions,
             words=np.packbits(words),
-            sources=np.array(documents.sources, dtype=np.uint16),
+            sources=np.array([document.source for document in documents], dtype=np.uint16),
             keys=digests_to_keys(map(_hash_piece if piece else hash_content, wholes)),
             is_held_out=np.array([unit.valid or is_held_out(text, self._setup.holdout) for text in wholes], dtype=bool),
-            sizes=np.array([sum(len(text.encode()) for text in sides) for sides in documents.sides], dtype=np.int64),
+            sizes=np.array([len("".join(document.sides).encode()) for document in documents], dtype=np.int64),
             signatures=self._compute_signatures(wholes),
             is_unfinished=unit.is_unfinished,
             counts=counts,
             languages=languages,
             size=unit.size,
-            characters=documents.characters,
+            characters=characters,
         )
 
-    def _tokenise(self, texts: list[str]) -> tuple[Ints, NDArray[np.unsignedinteger], NDArray[np.bool_], Ints]:
+    def _tokenise(
+        self, documents: Sequence[_UnitDocument]
+    ) -> tuple[Ints, NDArray[np.unsignedinteger], NDArray[np.bool_], Ints]:
         """Return tokens per text, ids, word starts, and the start of each token in the concatenated texts."""
+        texts = [text for document in documents for text in document.sides]
         blocks: list[str] = []
         owner: list[int] = []
         for number, text in enumerate(texts):
@@ -135,11 +164,11 @@ class UnitEncoder:
         begins = np.maximum.accumulate(encoding.starts + np.repeat(block_starts, per_block))
         return lengths, encoding.ids.astype(self._setup.dtype), encoding.word_start, begins
 
-    def _find_sentences(self, texts: list[str], langs: list[str], begins: Ints) -> Ints:
+    def _find_sentences(self, documents: Sequence[_UnitDocument], begins: Ints) -> Ints:
         """Return the indices of the tokens that start a sentence."""
         places: list[int] = []
         text_start = 0
-        for text, lang in zip(texts, langs, strict=True):
+        for text, lang in (pair for document in documents for pair in zip(document.sides, document.langs, strict=True)):
             for start in self._splitter(text, lang):
                 # White space may belong to the next token or be a token itself: every token that starts after the last
                 # character of the previous sentence belongs to this sentence.
@@ -155,55 +184,6 @@ class UnitEncoder:
             return None
         signatures = [self._near_duplicates.compute_signature(text) for text in texts]
         return np.array(signatures, dtype=np.uint32).reshape(len(texts), -1)
-
-
-class _UnitDocuments:
-    """The documents of a work unit, each with one or two sides."""
-
-    def __init__(self) -> None:
-        self.characters = 0  # number of characters, including dropped documents
-        self.sides: list[tuple[str, ...]] = []
-        self.sources: list[int] = []
-        self._langs: list[tuple[str, ...]] = []
-
-    def add(self, sides: tuple[str, ...], langs: tuple[str, ...], source: int) -> None:
-        self.sides.append(sides)
-        self.sources.append(source)
-        self._langs.append(langs)
-
-    @property
-    def texts(self) -> list[str]:
-        """All sides of all documents, in order."""
-        return [text for sides in self.sides for text in sides]
-
-    @property
-    def langs(self) -> list[str]:
-        """Language of each text in `texts`."""
-        return [lang for langs in self._langs for lang in langs]
-
-    @property
-    def joined_texts(self) -> list[str]:
-        """Every document as one string; sides are joined by a NUL character, so another division is another string."""
-        return ["\0".join(sides) for sides in self.sides]
-
-    def compute_bounds(self, lengths: Ints) -> tuple[Ints, Ints]:
-        """Return the ends of documents [D] and the lengths of first sides [D] (0 for one side), given text lengths."""
-        counts = np.array([len(sides) for sides in self.sides], dtype=np.int64)
-        last = np.cumsum(counts) - 1
-        return np.cumsum(lengths)[last], np.where(counts == 2, lengths[last - 1], 0) if len(last) else last
-
-    def find_half_empty(self, lengths: Ints) -> list[int]:
-        """Return the documents with two sides of which exactly one has no tokens."""
-        ends, firsts = self.compute_bounds(lengths)
-        totals = np.diff(ends, prepend=0)
-        two = np.array([len(sides) == 2 for sides in self.sides], dtype=bool)
-        return np.flatnonzero(two & (totals > 0) & ((firsts == 0) | (firsts == totals))).tolist()
-
-    def drop(self, numbers: list[int]) -> None:
-        """Remove the documents with these numbers (ascending)."""
-        for number in reversed(numbers):
-            for column in (self.sides, self.sources, self._langs):
-                del column[number]
 
 
 class _LanguageDetector:

@@ -206,7 +206,7 @@ def find_missing_labels(task: Task, examples: Sequence[Example]) -> list[str]:
 
 def _resolve_file(name: str) -> str:
     """Return the user's file, or that of the built-in labelled corpus."""
-    return str(Reviews().get_table_path()) if name == Reviews().name else name
+    return str(Reviews().find_path()) if name == Reviews().name else name
 
 
 def _find_size_problems(task: Task, parts: TaskSplits) -> Iterator[str]:

