@@ -7,17 +7,11 @@ import pytest
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.objectives import build_objective
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import MAX_WORD_TOKENS, MaskedLM
-from tests.objectives.texts import CLS, MASK, SEP, VOCABULARY, text
-
-
-def corrupt(masked: MaskedLM, sequences: Sequences, seed: int = 0) -> Sequences:
-    lesson = masked.bind(VOCABULARY, "encoder")
-    return lesson.corrupt(sequences, Counters.from_sequences(seed, sequences, copies=lesson.copies))
+from tests.objectives.texts import CLS, MASK, SEP, VOCABULARY, corrupt, text
 
 
 def within(found: float, expected: float, count: int, sigmas: float = 3) -> None:

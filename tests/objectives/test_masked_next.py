@@ -11,7 +11,6 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
-from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
 from pretune.inference.scoring import ScoringConfig, compute_token_logprobs
 from pretune.inference.scoring_queries import encode_passages
@@ -22,6 +21,7 @@ from pretune.objectives.causal import CausalLM
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.masked_next import MaskedNextToken
 from pretune.objectives.mixture import Mixture, Part
+from tests.objectives.texts import corrupt
 from tests.text.tokenizers import trained
 
 VOCABULARY = Vocabulary(size=50, special=(0, 1, 2), roles=(("mask", 1),))
@@ -36,9 +36,7 @@ def sequences(epochs: int = 0, count: int = 400, length: int = 30) -> Sequences:
 
 def test_the_position_before_a_masked_token_predicts_it() -> None:
     before = sequences()
-    masking = MaskedLM(rate=0.4, split=(1.0, 0.0, 0.0))
-    corruption = MaskedNextToken(masking=masking).bind(VOCABULARY, "decoder")
-    after = corruption.corrupt(before, Counters.from_sequences(0, before))
+    after = corrupt(MaskedNextToken(masking=MaskedLM(rate=0.4, split=(1.0, 0.0, 0.0))), before, vocabulary=VOCABULARY)
     assert after.targets is not None and after.prefix is not None
     masked = np.flatnonzero(after.tokens == 1)
     assert (masked % 30 > 0).all() and len(masked) / len(before.tokens) == pytest.approx(0.4 * 29 / 30, abs=0.01)
@@ -51,16 +49,14 @@ def test_the_position_before_a_masked_token_predicts_it() -> None:
 @pytest.mark.parametrize(("epoch", "rate"), [(0, 0.3), (2, 0.2), (4, 0.1), (9, 0.1)])
 def test_the_rate_falls_by_epoch(epoch: int, rate: float) -> None:
     masking = MaskedLM(rate=0.3, final_rate=0.1, rate_epochs=5)
-    before = sequences(epoch)
-    after = masking.bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
+    after = corrupt(masking, sequences(epoch), vocabulary=VOCABULARY)
     assert (after.targets != IGNORE_INDEX).mean() == pytest.approx(rate, abs=0.001)
 
 
 def test_masked_texts_are_read_from_both_sides_and_causal_ones_from_the_left() -> None:
     """In one batch of a hybrid mixture."""
     parts = (Part(objective=CausalLM()), Part(objective=MaskedNextToken()))
-    before = sequences(count=8, length=6)
-    after = Mixture(parts=parts).bind(VOCABULARY, "decoder").corrupt(before, Counters.from_sequences(0, before))
+    after = corrupt(Mixture(parts=parts), sequences(count=8, length=6), vocabulary=VOCABULARY)
     assert after.prefix is not None and {*after.prefix.tolist()} == {0, 6}
     batch = lay_out(after, np.arange(8) // 2, BatchShape(rows=4, length=12))
     changes = {"width": 32, "depth": 2, "heads": 2, "vocab": 50, "positions": 32, "dropout": 0.0}

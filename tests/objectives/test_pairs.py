@@ -13,7 +13,6 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import BatchShape
-from pretune.data.sampling import Counters
 from pretune.data.stream import BatchStream
 from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build
@@ -24,7 +23,7 @@ from pretune.objectives.next_sentence import NextSentence, SentenceOrder
 from pretune.objectives.span_masked import Boundary, SpanMaskedLM
 from tests.contracts.tiny import rough
 from tests.data.corpora import CLS, FRAMES, SEP, opened
-from tests.objectives.texts import VOCABULARY, text
+from tests.objectives.texts import VOCABULARY, corrupt, text
 
 SMALL = {"width": 32, "depth": 1, "heads": 2, "hidden": 40, "dropout": 0.0}
 BOTH = pytest.mark.parametrize("kind", [NextSentence, SentenceOrder])
@@ -42,7 +41,7 @@ def test_the_parts_of_the_loss(kind: type[NextSentence], model: LanguageModel) -
     labels = np.array([0, 1, IGNORE_INDEX, 1, 1, 0])
     before = replace(before, labels=labels)
     made = kind(masking=MaskedLM(rate=0.3))
-    after = made.bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
+    after = corrupt(made, before)
     assert (after.labels == labels).all()
     batch = lay_out(after, np.array([0, 0, 1, 1, 2, 3]), BatchShape(rows=4, length=43, sequences=3, slots=20))
     with torch.no_grad():
@@ -62,8 +61,7 @@ def test_the_parts_of_the_loss(kind: type[NextSentence], model: LanguageModel) -
 def test_with_spans_and_their_edges(kind: type[NextSentence], model: LanguageModel) -> None:
     made = kind(masking=SpanMaskedLM(boundary=Boundary()))
     assert made.words and not kind().words and kind(masking=MaskedLM(words=True)).words
-    before = text(6, 40, pairs=True)
-    after = made.bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
+    after = corrupt(made, text(6, 40, pairs=True))
     batch = lay_out(after, np.arange(6), BatchShape(rows=6, length=40))
     assert [*made.loss(model, batch).get_terms()] == ["masked", "boundary", "pair"] == [*made.counts(batch)]
 
@@ -76,8 +74,7 @@ def test_evaluation_masks_fifteen_percent() -> None:
 @BOTH
 def test_what_is_missing_is_named(kind: type[NextSentence]) -> None:
     spec = resolve("bert-tiny", {**SMALL, "vocab": VOCABULARY.size})
-    before = text(2, 20, pairs=True)
-    after = kind().bind(VOCABULARY, "encoder").corrupt(before, Counters.from_sequences(0, before))
+    after = corrupt(kind(), text(2, 20, pairs=True))
     batch = lay_out(after, np.arange(2), BatchShape(rows=2, length=20))
     with pytest.raises(UsageError):
         kind().loss(build(replace(spec, pair=None)), batch)

@@ -13,11 +13,11 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
-from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models import catalog
 from pretune.objectives.base import Vocabulary
 from pretune.objectives.permuted import PermutationLM
+from tests.objectives.texts import corrupt
 from tests.selection import scale_examples
 
 VOCABULARY = Vocabulary(size=50)
@@ -36,9 +36,7 @@ def texts(lengths: list[int], special: list[int] | None = None) -> Sequences:
 
 
 def lesson(sequences: Sequences, seed: int = 0, **how: int) -> Sequences:
-    return (
-        PermutationLM(**how).bind(VOCABULARY, "two-stream").corrupt(sequences, Counters.from_sequences(seed, sequences))
-    )
+    return corrupt(PermutationLM(**how), sequences, seed, VOCABULARY)
 
 
 @given(

@@ -14,7 +14,6 @@ from pretune.core.seed import extend_mix
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
-from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models.catalog import resolve
 from pretune.models.generator_discriminator import GeneratorDiscriminator, add_generator, build_pair
@@ -23,6 +22,7 @@ from pretune.objectives.base import Vocabulary
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.replaced_token import _STEP, ReplacedToken, _mix_bits, fill_in, hash_to_uniform
 from tests.contracts.tiny import rough
+from tests.objectives.texts import corrupt
 
 VOCAB, MASK = 13, 4
 WORDS = Vocabulary(size=VOCAB, special=(0, 1, 2, 3, MASK), roles=(("pad", 0), ("cls", 2), ("sep", 3), ("mask", MASK)))
@@ -52,11 +52,7 @@ def texts(count: int, length: int, seed: int = 0) -> Sequences:
 
 
 def lesson(sequences: Sequences, objective: ReplacedToken | None = None) -> Sequences:
-    return (
-        (objective or ReplacedToken())
-        .bind(WORDS, "generator-discriminator")
-        .corrupt(sequences, Counters.from_sequences(0, sequences))
-    )
+    return corrupt(objective or ReplacedToken(), sequences, vocabulary=WORDS)
 
 
 def laid(sequences: Sequences, per_row: int = 2, slots: int | None = None) -> Batch:

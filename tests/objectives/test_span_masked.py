@@ -14,7 +14,6 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.layout import lay_out
 from pretune.data.plan import BatchShape
-from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
 from pretune.models.catalog import resolve
 from pretune.models.cost import count_params_by_part
@@ -24,11 +23,7 @@ from pretune.nn.heads import SpanHead
 from pretune.objectives.segment_sampling import WordSpans
 from pretune.objectives.span_masked import Boundary, Geometric, NGram, SpanMaskedLM, cut_runs, find_span_edges
 from tests.contracts.tiny import rough
-from tests.objectives.texts import MASK, VOCABULARY, text
-
-
-def corrupt(masked: SpanMaskedLM, sequences: Sequences, seed: int = 0) -> Sequences:
-    return masked.bind(VOCABULARY, "encoder").corrupt(sequences, Counters.from_sequences(seed, sequences))
+from tests.objectives.texts import MASK, VOCABULARY, corrupt, text
 
 
 def spans(after: Sequences) -> list[list[int]]:

@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.data.sampling import Counters
-from pretune.data.sequences import Sequences
 from pretune.objectives.translation import Translation
-from tests.objectives.texts import MASK, VOCABULARY, text
-
-
-def corrupt(translation: Translation, sequences: Sequences) -> Sequences:
-    return translation.bind(VOCABULARY, "encoder").corrupt(sequences, Counters.from_sequences(0, sequences))
+from tests.objectives.texts import MASK, corrupt, text
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.3])

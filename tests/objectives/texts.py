@@ -2,8 +2,9 @@
 
 import numpy as np
 
+from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences, compute_offsets
-from pretune.objectives.base import Vocabulary
+from pretune.objectives.base import Objective, Vocabulary
 
 PAD, UNK, CLS, SEP, MASK, BOS, EOS = 0, 1, 2, 3, 500, 1005, 1006
 SPECIAL = (PAD, UNK, CLS, SEP, MASK, BOS, EOS)
@@ -13,6 +14,14 @@ VOCABULARY = Vocabulary(
     roles=(("pad", PAD), ("unk", UNK), ("cls", CLS), ("sep", SEP), ("mask", MASK), ("bos", BOS), ("eos", EOS)),
     start=BOS,
 )
+
+
+def corrupt(
+    objective: Objective, sequences: Sequences, seed: int = 0, vocabulary: Vocabulary = VOCABULARY
+) -> Sequences:
+    """What an objective makes of sequences, for the first shape that it trains."""
+    corruption = objective.bind(vocabulary, objective.shapes[0])
+    return corruption.corrupt(sequences, Counters.from_sequences(seed, sequences, copies=corruption.copies))
 
 
 def text(count: int, length: int, *, pairs: bool = False, seed: int = 0) -> Sequences:
