@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core.log import format_duration, format_number
+from pretune.core.table import format_markdown
 from pretune.reports.study import (
     format_command,
     format_difference,
@@ -100,9 +101,8 @@ def describe_measures(claim: Facts) -> str:
 
 def format_rows(head: Iterable[str], rows: Iterable[Iterable[str]]) -> list[str]:
     """Return the lines of a table in Markdown."""
-    names = [*head]
-    lines = [names, ["---"] * len(names), *rows]
-    return [f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines]
+    header, *lines = [[cell.replace("|", "/") for cell in line] for line in (head, *rows)]
+    return format_markdown(header, lines).splitlines()
 
 
 def describe_states() -> list[tuple[str, ...]]:

@@ -20,6 +20,11 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, ensure_ascii=False))
 
 
+def change(path: Path, **changes: Any) -> None:
+    """Replace fields of a JSON file."""
+    write(path, {**json.loads(path.read_text()), **changes})
+
+
 def lines(path: Path, values: list[dict[str, Any]]) -> None:
     """A JSON object a line."""
     path.write_text("".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values))

@@ -119,9 +119,8 @@ class TestSections:
         """The card says DATA for where it lies; the page knows the place, and quotes names whole."""
         run = files.pretrained(tmp_path / "my runs" / "böoks")
         data = tmp_path / "my runs" / "data"
-        card = json.loads((data / "card.json").read_text())
         command = "pretune prepare 'my texts' --tokenizer DATA/tokenizer --out DATA --holdout 0.1"
-        files.write(data / "card.json", {**card, "command": command})
+        files.change(data / "card.json", command=command)
         out = tmp_path / "my page.html"
         for tokenizer in (data / "tokenizer", run):  # that of the run, where it has one
             report([run], out)
@@ -160,8 +159,7 @@ class TestSections:
     def test_settings_that_are_left_to_the_run(self, tmp_path: Path) -> None:
         """A fine-tuned run has no longest sequence in its settings unless one was given."""
         run = files.tuned(tmp_path / "films")
-        tree = json.loads((run / "run.json").read_text())
-        files.write(run / "run.json", {**tree, "data": {"max_length": None}})
+        files.change(run / "run.json", data={"max_length": None})
         assert '<section id="scores">' in made([run], tmp_path)
 
     def test_columns_without_a_value_are_left_out(self, tmp_path: Path) -> None:
@@ -248,8 +246,7 @@ class TestScores:
     def test_tables_of_ones_own_have_the_name_of_the_file_that_judges(self, tmp_path: Path) -> None:
         def own(name: str, train: str, test: str | None) -> Path:
             run = files.tuned(tmp_path / name, task="own")
-            tree = json.loads((run / "run.json").read_text())
-            files.write(run / "run.json", {**tree, "task": {"name": None, "train": train, "test": test}})
+            files.change(run / "run.json", task={"name": None, "train": train, "test": test})
             return run
 
         few, many = own("few", "few.csv", "in/test.csv"), own("many", "many.csv", "in/test.csv")
@@ -259,16 +256,9 @@ class TestScores:
         assert all(file in section(page, "runs") for file in ("few.csv", "many.csv"))
 
     def test_a_curve(self, tmp_path: Path) -> None:
+        common = {"std": 0.1, "baselines": {"svm": 0.5}}
         points = [
-            {
-                "labels": n,
-                "score": s,
-                "std": 0.1,
-                "low": s - 0.1,
-                "high": s + 0.1,
-                "each": [s, s],
-                "baselines": {"svm": 0.5},
-            }
+            {**common, "labels": n, "score": s, "low": s - 0.1, "high": s + 0.1, "each": [s, s]}
             for n, s in ((50, 0.6), (200, 0.7))
         ]
         found = section(made([files.tuned(tmp_path / "a", curve=points)], tmp_path), "labels")
@@ -320,8 +310,7 @@ class TestSuites:
         made: list[Path] = []
         for number, task in enumerate(tasks):
             run = files.tuned(tmp_path / f"{method}-{task}", task=task, score=0.5 + number / 100, **changes)
-            tree = json.loads((run / "run.json").read_text())
-            files.write(run / "run.json", {**tree, "method": {"kind": method}})
+            files.change(run / "run.json", method={"kind": method})
             made.append(run)
         return made
 

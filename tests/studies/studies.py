@@ -4,6 +4,8 @@ import random
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pretune.studies.read import read_study
 from pretune.studies.spec import Study
 
@@ -60,6 +62,14 @@ def make_tree(folder: Path, **changes: Any) -> dict[str, Any]:
         "claims": [{"text": "A low rate is better", "measure": "loss", "better": "low", "worse": "high"}],
     }
     return {**tree, **changes}
+
+
+def write_study(folder: Path, tree: dict[str, Any] | None = None, **changes: Any) -> str:
+    """Write a tree, by default `make_tree`, as a YAML file; return its path."""
+    path = folder / "rates.yaml"
+    text = yaml.safe_dump(make_tree(folder, **changes) if tree is None else tree, sort_keys=False, allow_unicode=True)
+    path.write_text(text)
+    return str(path)
 
 
 def make_study(folder: Path, **changes: Any) -> Study:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 
 import pretune as pt
 from pretune.cli import main
@@ -32,15 +31,9 @@ from pretune.studies.read import load_study
 from pretune.studies.results import build_results
 from pretune.studies.schedule import choose_jobs, list_shard_cells, parse_shard
 from pretune.studies.study_dir import StudyDir, make_record
-from tests.studies.studies import make_study, make_tree
+from tests.studies.studies import make_study, make_tree, write_study
 
 RATES = {"pretrain": [0.5, 1.0], "finetune": [0.5, 2.0]}
-
-
-def write_study(folder: Path, **changes: Any) -> str:
-    path = folder / "rates.yaml"
-    path.write_text(yaml.safe_dump(make_tree(folder, **changes), sort_keys=False))
-    return str(path)
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -152,9 +145,7 @@ def test_machines_of_different_speed_divide_alike(name: str, monkeypatch: pytest
 def test_cells_of_one_model_are_divided_where_they_must(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, seeds=4)
     tree["settings"]["pretrain"]["seed"] = 0
-    path = tmp_path / "one.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    plan = build_plan(CompareOptions(study=str(path)))
+    plan = build_plan(CompareOptions(study=write_study(tmp_path, tree)))
     whole = plan.list_steps(plan.cells)
     parts = [plan.list_steps(list_shard_cells(plan, number, 2)) for number in (1, 2)]
     assert set(parts[0]) | set(parts[1]) == set(whole)
@@ -243,10 +234,7 @@ def test_all_measures_and_kinds_of_rows(tmp_path: Path) -> None:
         "embeddings": {"train": str(tmp_path / "pairs.csv"), "steps": 2, "batch": 4},
         "evaluate.data": str(tmp_path / "scored.csv"),
     }
-    path = tmp_path / "all.yaml"
-    path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    result = pt.compare(str(path), out=tmp_path / "out")
-    table = result.table
+    table = pt.compare(write_study(tmp_path, tree), out=tmp_path / "out").table
     assert {*table["model"]} == {*measures}
     assert {*table["SVM"]} == {"table", "FLOPs"}  # no score on dev, and nothing is trained
     assert table["LoRA"]["trained"] < table["model"]["trained"] == 1.0
@@ -266,10 +254,8 @@ def test_rows_that_learn_nothing_are_marked(tmp_path: Path) -> None:
         {"text": f"Nothing is better than {worse}", "measure": "table", "better": "nothing", "worse": worse}
         for worse in ("too little", "much")
     ]
-    tree = make_tree(tmp_path, rows=rows, claims=claims, seeds=3, reference="nothing")
-    path = tmp_path / "marks.yaml"
-    path.write_text(yaml.safe_dump(tree, sort_keys=False))
-    results = pt.compare(str(path), out=tmp_path / "out").results
+    file = write_study(tmp_path, rows=rows, claims=claims, seeds=3, reference="nothing")
+    results = pt.compare(file, out=tmp_path / "out").results
     cells = {row: results["table"][row]["table"] for row in rows}
     assert [cells[row]["is_above_baseline"] for row in rows] == [False, False, True]
     assert all(cell["baseline"] == 0.5 for cell in cells.values())
@@ -308,12 +294,11 @@ def test_a_baseline_reads_a_built_in_task(tmp_path: Path) -> None:
         lines = [f"a {('dull', 'fine')[i % 2]} film {i}\t{i % 2}" for i in range(count)]
         (folder / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *lines]))
     rows, measures = {"majority": {"baseline": "majority"}}, {"SST-2": {"kind": "finetuned", "task": "sst2"}}
-    path = tmp_path / "task.yaml"
-    path.write_text(yaml.safe_dump(make_tree(tmp_path, rows=rows, measures=measures, claims=[], seeds=1)))
-    result = pt.compare(str(path), out=tmp_path / "out", data=tmp_path)
+    file = write_study(tmp_path, rows=rows, measures=measures, claims=[], seeds=1)
+    result = pt.compare(file, out=tmp_path / "out", data=tmp_path)
     assert result.table == {"majority": {"SST-2": 0.5}}
     cost = result.results["cost"]
-    plan = build_plan(CompareOptions(study=str(path), data=tmp_path))
+    plan = build_plan(CompareOptions(study=file, data=tmp_path))
     assert cost["estimated_seconds"] == plan.sum_estimates().seconds > 0
 
 
@@ -323,9 +308,7 @@ def test_kills_at_random_points_change_nothing(tmp_path: Path, seed: int) -> Non
     tree = make_tree(tmp_path, seeds=2, rates=RATES, budget={"tokens": 20_000})
     tree["settings"]["pretrain"]["train"] |= {"checkpoint_every": 5, "eval_every": 20}
     tree["settings"]["finetune"] |= {"steps": 60, "train.checkpoint_every": 5}
-    file = tmp_path / "rates.yaml"
-    file.write_text(yaml.safe_dump(tree))
-    command = [sys.executable, "-m", "pretune", "compare", str(file), "--out"]
+    command = [sys.executable, "-m", "pretune", "compare", write_study(tmp_path, tree), "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, str(tmp_path / "whole")], check=True, env=environment, capture_output=True)
     draw, code = random.Random(seed), -1

@@ -22,7 +22,7 @@ from pretune.studies.read import load_study, read_study
 from pretune.studies.results import build_results
 from pretune.studies.settings import format_setting, merge_settings
 from pretune.studies.spec import Setting
-from tests.studies.studies import make_study, make_tree, write_corpus
+from tests.studies.studies import make_study, make_tree, write_corpus, write_study
 
 
 def count(plan: Plan) -> dict[str, int]:
@@ -206,11 +206,10 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_studies(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     changes, message = BAD[name]
-    path = tmp_path / "bad.yaml"
-    path.write_text(yaml.safe_dump(make_tree(tmp_path, **changes), allow_unicode=True))
+    path = write_study(tmp_path, **changes)
     with pytest.raises(UsageError, match=re.escape(message)) as caught:
-        load_study(str(path))
-    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+        load_study(path)
+    assert "\n" not in str(caught.value) and path in str(caught.value)
 
 
 def test_a_key_that_is_set_twice(tmp_path: Path) -> None:
@@ -293,13 +292,12 @@ def test_missing_data_is_named_before_anything_is_computed(
     monkeypatch.setenv("PRETUNE_DATA", str(tmp_path / "data"))
     tree = make_tree(tmp_path)
     tree["settings"]["corpus"] = ["$PRETUNE_DATA/corpora/books.txt"]
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(tree))
-    assert main(["compare", str(path), "--out", str(tmp_path / "out")]) == 3
+    path = write_study(tmp_path, tree)
+    assert main(["compare", path, "--out", str(tmp_path / "out")]) == 3
     error = capsys.readouterr().err
     assert "corpora/books.txt" in error and f"put it at {tmp_path}/data/corpora/books.txt" in error
     assert not (tmp_path / "out").exists()
-    assert main(["compare", str(path), "--dry-run"]) == 0
+    assert main(["compare", path, "--dry-run"]) == 0
     out, error = capsys.readouterr()
     assert "missing corpus" in error and "4 cells" in out
 
