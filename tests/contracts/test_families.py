@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,10 @@ from tests.selection import keep_quick
 every = pytest.mark.parametrize("name", CASES)
 attentive = pytest.mark.parametrize("name", [name for name in CASES if name not in RECURRENT])
 decoders = pytest.mark.parametrize("name", DECODERS)
-prefix_decoders = pytest.mark.parametrize("name", [name for name in DECODERS if name not in RECURRENT])
 recurrent = pytest.mark.parametrize("name", RECURRENT)
-pairs = pytest.mark.parametrize("name", PAIRS)
-writers = pytest.mark.parametrize("name", [*DECODERS, *PAIRS])
-encoders = pytest.mark.parametrize("name", ENCODERS)
+WRITERS = [*DECODERS, *PAIRS]
+PREFIX_DECODERS = [name for name in DECODERS if name not in RECURRENT]
+writers = pytest.mark.parametrize("name", WRITERS)
 
 
 def some_batch(spec: Model, **more: Any) -> pt.Batch:
@@ -75,19 +75,22 @@ def test_every_family_has_a_case() -> None:
 # What is seen, and by whom
 
 
-@writers
-def test_no_future_leak(name: str) -> None:
-    laws.no_future_leak(model_of(name))
+LAWS: dict[Callable[[LanguageModel], None], Iterable[str]] = {
+    laws.no_future_leak: WRITERS,
+    laws.both_sides_are_seen: ENCODERS,
+    laws.prefix_is_open: PREFIX_DECODERS,
+    laws.sequences_are_apart: CASES,
+    laws.sources_are_apart: PAIRS,
+    laws.packed_is_alone: CASES,
+    laws.rows_are_nothing: CASES,
+    laws.cache_keeps_the_prefix: PREFIX_DECODERS,
+}
+"""The models that keep each law."""
 
 
-@encoders
-def test_both_sides_are_seen(name: str) -> None:
-    laws.both_sides_are_seen(model_of(name))
-
-
-@prefix_decoders
-def test_the_prefix_is_open(name: str) -> None:
-    laws.prefix_is_open(model_of(name))
+@pytest.mark.parametrize(("law", "name"), [(law, name) for law, names in LAWS.items() for name in names])
+def test_a_model_keeps_the_law(law: Callable[[LanguageModel], None], name: str) -> None:
+    law(model_of(name))
 
 
 @recurrent
@@ -103,26 +106,6 @@ def test_recurrent_models_refuse_masks_and_weights(name: str) -> None:
         model(some_batch(model.spec))
     model.attention_backend = "eager"
     laws.packed_is_alone(model)
-
-
-@every
-def test_sequences_are_apart(name: str) -> None:
-    laws.sequences_are_apart(model_of(name))
-
-
-@pairs
-def test_sources_are_apart(name: str) -> None:
-    laws.sources_are_apart(model_of(name))
-
-
-@every
-def test_packed_is_alone(name: str) -> None:
-    laws.packed_is_alone(model_of(name))
-
-
-@every
-def test_rows_are_nothing(name: str) -> None:
-    laws.rows_are_nothing(model_of(name))
 
 
 # The cache
@@ -147,11 +130,6 @@ def test_cache_is_no_cache(name: str, prompts: dict[str, Any]) -> None:
 def test_cache_from_nothing(name: str) -> None:
     laws.cache_is_no_cache(model_of(name), (0, 0, 0), steps=7)
     laws.cache_is_no_cache(model_of(name), (0, 0), steps=ROOM)
-
-
-@prefix_decoders
-def test_cache_keeps_the_prefix(name: str) -> None:
-    laws.cache_keeps_the_prefix(model_of(name))
 
 
 # Counting, writing down, reading back

@@ -24,7 +24,7 @@ from pretune.models.families import FAMILIES
 from pretune.models.model import build
 from pretune.nn.heads import PoolingConfig
 from pretune.training.step import ModelWithLoss
-from tests.contracts.tiny import rough, text, tiny
+from tests.contracts.tiny import rough, take_steps, text, tiny
 from tests.selection import keep_quick
 
 LENGTHS, ROW = (6, 3, 8, 2, 5, 4), 14
@@ -149,13 +149,7 @@ def falls(model: ModelWithHead, batch: pt.Batch) -> None:
     watched = [model.model.tokens.weight, *(model.head or model).parameters()]
     before = [parameter.detach().clone() for parameter in watched]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(4):
-        loss = trainee(batch).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = take_steps(optimizer, lambda _: trainee(batch).mean(), 4)
     assert losses[-1] < losses[0], losses
     assert any(not torch.equal(a, b) for a, b in zip(before, watched, strict=True))
 

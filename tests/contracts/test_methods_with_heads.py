@@ -35,7 +35,7 @@ from pretune.training.optim import build_parameter_groups
 from pretune.training.step import ModelWithLoss
 from tests.contracts.test_heads import ROWS, SETTINGS, answers, build_encoder_decoder_inputs, sequences
 from tests.contracts.test_methods import ATTENTIVE
-from tests.contracts.tiny import CASES, RECURRENT, rough, tiny
+from tests.contracts.tiny import CASES, RECURRENT, rough, take_steps, tiny
 
 SMALL: dict[str, dict[str, Any]] = {
     "lora": {"rank": 2},
@@ -136,13 +136,7 @@ def learn(model: ModelWithHead, method: AnyMethod, batch: pt.Batch) -> None:
         (hook,) = build_hooks(model, method, epoch=1)
         hook.num_unfrozen = 1  # the heads, and the block below
         hook.update_requires_grad()
-    losses = []
-    for _ in range(3):
-        loss = trainee(batch).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = take_steps(optimizer, lambda _: trainee(batch).mean(), 3)
     assert min(losses[1:]) < losses[0], losses
 
 

@@ -5,7 +5,7 @@ are random everywhere: zero biases and unit norms hide mistakes.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -273,6 +273,20 @@ def text(*lengths: int, seed: int = 0) -> list[list[int]]:
     """Random sequences of these lengths."""
     generator = torch.Generator().manual_seed(1000 + seed)
     return [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+
+
+def take_steps(
+    optimizer: torch.optim.Optimizer, compute_loss: Callable[[int], torch.Tensor], count: int
+) -> list[float]:
+    """Take some steps on the loss of each; return the losses."""
+    losses = []
+    for step in range(count):
+        loss = compute_loss(step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
 
 
 def lay(

@@ -131,21 +131,19 @@ def test_ranks_average_weights_alike(runs: Nursery, data: Path, tmp_path: Path, 
     assert same(tmp_path / "ranks", tmp_path / "resumed")
 
 
-def test_one_of_two_ranks_is_asked_to_stop(runs: Nursery, data: Path, alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("when", "last"),
+    [
+        (("signalled", 6), "step-00000008"),
+        pytest.param(("signalled_while_judging", 2), "step-00000005", marks=pytest.mark.slow),
+    ],
+)
+def test_one_of_two_ranks_is_asked_to_stop(
+    runs: Nursery, data: Path, alone: Path, tmp_path: Path, when: tuple[str, int], last: str
+) -> None:
     out = tmp_path / "run"
-    children = runs.ranks(still(data, out), hook=["only_rank", 1, "signalled", 6, "SIGTERM"])
-    ended(children, 75, 75)
-    assert steps_of(out)[-1] == "step-00000008"
-    ended(runs.ranks(resume(out)), 0, 0)
-    close(out, alone)
-
-
-@pytest.mark.slow
-def test_one_of_two_ranks_is_asked_while_it_evaluates(runs: Nursery, data: Path, alone: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    children = runs.ranks(still(data, out), hook=["only_rank", 1, "signalled_while_judging", 2, "SIGTERM"])
-    ended(children, 75, 75)
-    assert steps_of(out)[-1] == "step-00000005"
+    ended(runs.ranks(still(data, out), hook=["only_rank", 1, *when, "SIGTERM"]), 75, 75)
+    assert steps_of(out)[-1] == last
     ended(runs.ranks(resume(out)), 0, 0)
     close(out, alone)
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 import pretune as pt
 from pretune.core.errors import DivergedError
@@ -16,7 +15,7 @@ from pretune.studies.plan import ChoiceOptions, Plan, Step
 from pretune.studies.planner import plan_study
 from pretune.studies.results import build_results, sum_costs
 from pretune.studies.study_dir import StepRecord, StudyDir, make_record
-from tests.studies.studies import make_study, make_tree
+from tests.studies.studies import make_study, write_study
 
 RATES = {"pretrain": [0.5, 1.0], "finetune": [0.5, 2.0]}
 
@@ -89,10 +88,8 @@ def test_a_worker_waits_for_the_selected_model(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("lost", [["finetune"], ["choose", "finetune"]])
 def test_a_study_continues_from_records_alone(tmp_path: Path, lost: list[str]) -> None:
     """As on another machine that has `steps/*.json` only, with two steps at a time."""
-    tree = make_tree(tmp_path, seeds=1, rows={"low": {}}, claims=[], rates={"pretrain": [0.5, 1.0]})
-    file = tmp_path / "one.yaml"
-    file.write_text(yaml.safe_dump(tree, sort_keys=False))
-    whole = pt.compare(str(file), out=tmp_path / "whole")
+    file = write_study(tmp_path, seeds=1, rows={"low": {}}, claims=[], rates={"pretrain": [0.5, 1.0]})
+    whole = pt.compare(file, out=tmp_path / "whole")
     steps = tmp_path / "again/steps"
     steps.mkdir(parents=True)
     shutil.copy(tmp_path / "whole/plan.json", tmp_path / "again")
@@ -162,9 +159,8 @@ def test_the_mean_number_of_steps_at_the_same_time(tmp_path: Path, monkeypatch: 
 
 
 def test_overrides_are_a_part_of_the_results(tmp_path: Path) -> None:
-    file = tmp_path / "rates.yaml"
-    file.write_text(yaml.safe_dump(make_tree(tmp_path, seeds=1), sort_keys=False))
-    result = pt.compare(str(file), out=tmp_path / "out", overrides={"finetune.steps": 3, "pretrain.steps": 2})
+    file = write_study(tmp_path, seeds=1)
+    result = pt.compare(file, out=tmp_path / "out", overrides={"finetune.steps": 3, "pretrain.steps": 2})
     text = (tmp_path / "out/study.md").read_text()
     assert "| finetune.steps | 3 |" in text and "--set finetune.steps=3 --set pretrain.steps=2" in text
     assert result.results["overrides"] == {"finetune.steps": "3", "pretrain.steps": "2"}

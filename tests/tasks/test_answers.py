@@ -19,6 +19,7 @@ from pretune.tasks.types.span import _score_spans
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 from pretune.training.step import ModelWithLoss
+from tests.contracts.tiny import take_steps
 from tests.tasks.oracle import perfect
 from tests.tasks.small import KINDS, SHAPES, TEXT, encoder_for, examples_of, model_for, task_of
 
@@ -79,13 +80,7 @@ def test_eight_rows_are_learnt(shape: str, kind: str) -> None:
     try:
         stream = TaskStream(TaskEncoder.from_task(task, model, max_length=32).encode(examples_of(kind)), batch=8)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
-        losses = []
-        for step in range(12):
-            loss = work(stream[step]).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
+        losses = take_steps(optimizer, lambda step: work(stream[step]).mean(), 12)
         assert min(losses[-3:]) < 0.9 * losses[0]
     finally:
         model.load_state_dict(initial_state)  # the body is shared
@@ -100,10 +95,7 @@ def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
         encoder = TaskEncoder.from_task(task, model, max_length=32)
         stream = TaskStream(encoder.encode(examples), batch=4, seed=0)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
-        for step in range(80):
-            optimizer.zero_grad()
-            model.spec.loss(model, stream[step]).mean().backward()
-            optimizer.step()
+        take_steps(optimizer, lambda step: model.spec.loss(model, stream[step]).mean(), 80)
         assert score(task, examples, predict(model, encoder, examples))["accuracy"] == 1.0
     finally:
         model.load_state_dict(initial_state)

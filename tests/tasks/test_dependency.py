@@ -28,6 +28,7 @@ from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
 from pretune.tasks.types import score
 from pretune.tasks.types.dependency import DEPENDENCY, find_tree
+from tests.contracts.tiny import take_steps
 from tests.tasks.small import body, examples_of, model_for, task_of
 
 CONLLU = """\
@@ -249,11 +250,7 @@ def test_parsing_over_a_scalar_mix(shape: str) -> None:
     encoder = TaskEncoder.from_task(task, model)
     stream = TaskStream(encoder.encode(examples), batch=8)
     optimizer = torch.optim.AdamW(model.trainable_parameters(), lr=1e-2)
-    for step in range(40):
-        loss = model.loss(stream[step]).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+    take_steps(optimizer, lambda step: model.loss(stream[step]).mean(), 40)
     assert score(task, examples, predict(model, encoder, examples))["las"] > 0.8
 
 
