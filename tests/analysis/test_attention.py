@@ -24,7 +24,7 @@ from pretune.analysis.attention_patterns import (
     TokenRoles,
     build_patterns,
     build_visible,
-    classify_head,
+    classify_heads,
 )
 from pretune.analysis.words import WORD_PATTERN
 from pretune.cli import main
@@ -49,7 +49,7 @@ def classify(weights: torch.Tensor, *, causal: bool = False) -> str:
     statistics.add(0, weights[None], patterns, build_visible(10, 10, causal=causal, window=None), ~ROLES.special)
     means = {name: float(values[0, 0]) for name, values in statistics.means.items()}
     uniform = {name: float(values[0]) for name, values in statistics.uniform.items()}
-    return classify_head(means, uniform, float(statistics.entropy[0, 0]))
+    return str(classify_heads(means, uniform, statistics.entropy[0, 0]))
 
 
 def normalize(weights: torch.Tensor, *, causal: bool = False) -> torch.Tensor:
@@ -98,9 +98,9 @@ def test_the_first_token_and_separators_are_told_apart() -> None:
 
 def test_thresholds_decide() -> None:
     means, uniform = dict.fromkeys(PATTERNS, 0.1) | {"self": 0.4}, dict.fromkeys(PATTERNS, 0.1)
-    assert classify_head(means, uniform, 0.9, threshold=0.3) == "self"  # (0.4 - 0.1) / 0.9 = 0.33
-    assert classify_head(means, uniform, 0.9, threshold=0.35) == "broad"
-    assert classify_head(means, uniform, 0.9, threshold=0.35, broad_threshold=0.95) == "mixed"
+    assert classify_heads(means, uniform, 0.9, threshold=0.3) == "self"  # (0.4 - 0.1) / 0.9 = 0.33
+    assert classify_heads(means, uniform, 0.9, threshold=0.35) == "broad"
+    assert classify_heads(means, uniform, 0.9, threshold=0.35, broad_threshold=0.95) == "mixed"
     assert len({*LETTERS.values()}) == len(CLASSES)  # readable without colour
 
 

@@ -36,7 +36,7 @@ from pretune.analysis.attention_patterns import (
     HeadStatistics,
     build_patterns,
     build_visible,
-    classify_head,
+    classify_heads,
     count_classes,
 )
 from pretune.analysis.held_out import ModelSource, check_texts, open_model, read_held_out
@@ -204,7 +204,16 @@ def analyze_attention(
     if not any(part.queries.any() for part in statistics.values()):
         raise DataError("no text has two tokens, so there is no attention to classify; pass longer texts")
     return AttentionHeads(
-        classes={part: _classify(values, threshold, broad_threshold) for part, values in statistics.items()},
+        classes={
+            part: classify_heads(
+                values.means,
+                {name: shares[:, None] for name, shares in values.uniform.items()},
+                values.entropy,
+                threshold=threshold,
+                broad_threshold=broad_threshold,
+            )
+            for part, values in statistics.items()
+        },
         means={part: values.means for part, values in statistics.items()},
         uniform={part: values.uniform for part, values in statistics.items()},
         entropy={part: values.entropy for part, values in statistics.items()},
@@ -347,18 +356,3 @@ def _add_batch(
                 sequence_weights = weights[layer][place]
                 statistics[part].add(layer, sequence_weights, patterns, visible, is_query)
     check_outputs(output.states, "states")
-
-
-def _classify(statistics: HeadStatistics, threshold: float, broad_threshold: float) -> NDArray[Any]:
-    """Return the class of every head `[L, H]`."""
-    means, uniform, entropy = statistics.means, statistics.uniform, statistics.entropy
-    classes = np.empty(entropy.shape, dtype=object)
-    for layer, head in np.ndindex(classes.shape):
-        classes[layer, head] = classify_head(
-            {name: float(values[layer, head]) for name, values in means.items()},
-            {name: float(values[layer]) for name, values in uniform.items()},
-            float(entropy[layer, head]),
-            threshold=threshold,
-            broad_threshold=broad_threshold,
-        )
-    return classes

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from pretune.data.sequences import Bools, Ints
@@ -142,34 +142,35 @@ class HeadStatistics:
         return {name: means[..., place] for place, name in enumerate(MEASURED_PATTERNS)}
 
 
-def compute_excess(mean: float, uniform: float) -> float:
+def compute_excess(means: ArrayLike, uniform: ArrayLike) -> Doubles:
     """Return the attention to a pattern beyond that of uniform attention, as a share of what it could be.
 
-    >>> compute_excess(0.75, 0.5), compute_excess(0.2, 0.2), compute_excess(1.0, 1.0)
-    (0.5, 0.0, 0.0)
+    >>> compute_excess([0.75, 0.2, 1.0], [0.5, 0.2, 1.0]).tolist()
+    [0.5, 0.0, 0.0]
     """
-    return (mean - uniform) / (1 - uniform) if uniform < 1 else 0.0
+    rest = 1 - np.asarray(uniform, dtype=np.float64)
+    return np.where(rest > 0, (means - np.asarray(uniform)) / np.where(rest > 0, rest, 1.0), 0.0)
 
 
-def classify_head(
-    means: Mapping[str, float],
-    uniform: Mapping[str, float],
-    entropy: float,
+def classify_heads(
+    means: Mapping[str, ArrayLike],
+    uniform: Mapping[str, ArrayLike],
+    entropy: ArrayLike,
     *,
     threshold: float = PATTERN_THRESHOLD,
     broad_threshold: float = BROAD_THRESHOLD,
-) -> str:
-    """Return the class of a head: the pattern with the most attention beyond uniform if that is at least `threshold`;
+) -> NDArray[Any]:
+    """Return the classes of heads: the pattern with the most attention beyond uniform if that is at least `threshold`;
     else "broad" if the relative entropy is at least `broad_threshold`; else "mixed".
 
-    >>> classify_head({"previous": 0.8, "self": 0.1}, {"previous": 0.1, "self": 0.1}, 0.3)
-    'previous'
+    >>> uniform = {"previous": 0.1, "self": 0.1}
+    >>> classify_heads({"previous": [0.8, 0.2], "self": [0.1, 0.1]}, uniform, [0.3, 0.9]).tolist()
+    ['previous', 'broad']
     """
-    excess = {name: compute_excess(means[name], uniform[name]) for name in PATTERNS if name in means}
-    best = max(excess, key=lambda name: excess[name])
-    if excess[best] >= threshold:
-        return best
-    return BROAD_CLASS if entropy >= broad_threshold else MIXED_CLASS
+    names = [name for name in PATTERNS if name in means]
+    excess = np.stack([compute_excess(means[name], uniform[name]) for name in names])
+    others = np.where(np.asarray(entropy) >= broad_threshold, BROAD_CLASS, MIXED_CLASS)
+    return np.where(excess.max(0) >= threshold, np.array(names, dtype=object)[excess.argmax(0)], others)
 
 
 def count_classes(classes: NDArray[Any]) -> dict[str, float]:

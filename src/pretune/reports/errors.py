@@ -146,26 +146,18 @@ def _render_scatter(predictions: Sequence[Facts]) -> Iterator[Markup]:
 
 
 def _render_tags(predictions: Sequence[Facts]) -> Iterator[Markup]:
-    predictions = [{**row, "tags": row.get("tags", row.get("relations", ()))} for row in predictions]
-    pairs = [pair for row in predictions for pair in zip(row["gold"], row.get("tags", ()), strict=False)]
-    right = sum(gold == tag for gold, tag in pairs)
-    yield element("p", f"{right:,} of {format_count(len(pairs), 'tags')} correct.")
-    yield _render_confusions(Counter((str(gold), str(tag)) for gold, tag in pairs))
-    worst = sorted(
-        predictions,
-        key=lambda row: (
-            -sum(gold != tag for gold, tag in zip(row["gold"], row.get("tags", ()), strict=False)),
-            str(row.get("id")),
-        ),
-    )
-    for row in worst[:MAX_EXAMPLES]:
-        wrong = [
-            f"{word}: {tag}, gold {gold}"
-            for word, gold, tag in zip(row.get("words", ()), row["gold"], row.get("tags", ()), strict=False)
-            if gold != tag
-        ]
-        if wrong:
-            yield _render_mistake(" ".join(map(str, row.get("words", ()))), answer=_truncate("; ".join(wrong)))
+    pairs = [[*zip(row["gold"], row.get("tags", row.get("relations", ())), strict=False)] for row in predictions]
+    counts = Counter((str(gold), str(tag)) for row_pairs in pairs for gold, tag in row_pairs)
+    errors = [sum(gold != tag for gold, tag in row_pairs) for row_pairs in pairs]
+    total = sum(map(len, pairs))
+    yield element("p", f"{total - sum(errors):,} of {format_count(total, 'tags')} correct.")
+    yield _render_confusions(counts)
+    worst = sorted(range(len(errors)), key=lambda place: (-errors[place], str(predictions[place].get("id"))))
+    for place in worst[:MAX_EXAMPLES]:
+        words = [*map(str, predictions[place].get("words", ()))]
+        tagged = zip(words, pairs[place], strict=False)
+        if wrong := [f"{word}: {tag}, gold {gold}" for word, (gold, tag) in tagged if gold != tag]:
+            yield _render_mistake(" ".join(words), answer=_truncate("; ".join(wrong)))
 
 
 def _render_texts(predictions: Sequence[Facts]) -> Iterator[Markup]:

@@ -164,7 +164,6 @@ def _summarize_failures(failures: Mapping[str, StepFailure], study_dir: StudyDir
     first = next(iter(failures.values()))
     if first.error.kind is None:
         first.error.throw()  # a bug, with its traceback
-    message = first.error.message.strip().splitlines()[-1]
     other_count = len({failure.step.key for failure in failures.values()}) - 1
     more = f" (and {other_count} more failed steps)" if other_count else ""
-    return first.error.kind(f"{first.step.label}: {message}{more}; the other results are in {study_dir.page}")
+    return first.error.kind(f"{first.step.label}: {first.message}{more}; the other results are in {study_dir.page}")

@@ -52,6 +52,11 @@ class StepFailure:
     error: RemoteError
 
     @property
+    def message(self) -> str:
+        """Last line of the error."""
+        return (self.error.message.strip().splitlines() or [""])[-1]
+
+    @property
     def exit_code(self) -> int:
         """Exit code of the error."""
         return 1 if self.error.kind is None else self.error.kind.exit_code
@@ -166,9 +171,8 @@ class Execution:
 
     def fail(self, step: Step, error: RemoteError) -> None:
         """Keep the error of a step; other steps go on."""
-        self.failures[step.key] = StepFailure(step, error)
-        message = error.message.strip().splitlines()[-1] if error.message.strip() else "failed"
-        log.warn(f"{step.action} {step.label}: {message}")
+        failure = self.failures[step.key] = StepFailure(step, error)
+        log.warn(f"{step.action} {step.label}: {failure.message or 'failed'}")
 
 
 def run_step(runner: StepRunner, step: Step) -> StepRecord:

@@ -8,6 +8,7 @@ that have a step in common share it, and a finished step is never run again.
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -281,10 +282,7 @@ class Plan:
 
     def count_actions(self) -> dict[str, int]:
         """Return the number of steps of each action."""
-        counts: dict[str, int] = {}
-        for step in self.steps.values():
-            counts[step.action] = counts.get(step.action, 0) + 1
-        return counts
+        return Counter(step.action for step in self.steps.values())
 
     def describe_inputs(self) -> dict[str, Any]:
         """Return the study and what it was asked for, as plan.json and study.json store it."""

@@ -6,7 +6,6 @@ docs/studies.md.
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,30 +53,32 @@ def _read_parts(values: Mapping[str, Any], readers: Mapping[str, Reader], place:
     return {key: readers[key](value, f"{place}{key}") if key in readers else value for key, value in values.items()}
 
 
-def _iterate_named(tree: object, location: str) -> Iterator[tuple[str, Any]]:
+def _iterate_named(tree: object, location: str, expected: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield names, values and their places; the values are mappings if `expected` describes them."""
     if not isinstance(tree, Mapping) or not tree:
         raise UsageError(f"{location}: expected names with settings below them, got {format_value(tree)}")
     for name, value in tree.items():
-        yield str(name), value
+        place = f"{location}.{name}"
+        if expected and not isinstance(value, Mapping):
+            raise UsageError(f"{place}: expected {expected}, got {format_value(value)}")
+        yield str(name), value, place
 
 
 def _read_rows(tree: object, location: str) -> list[Row]:
     return [
-        Row(name=name, settings=read_settings({} if value is None else value, f"{location}.{name}"))
-        for name, value in _iterate_named(tree, location)
+        Row(name=name, settings=read_settings({} if value is None else value, place))
+        for name, value, place in _iterate_named(tree, location)
     ]
 
 
 def _read_grid(tree: object, location: str) -> list[GridFactor]:
     """Read factors: names with levels and their settings, or the path of a setting with a list of its values."""
     factors = []
-    for name, value in _iterate_named(tree, location):
+    for name, value, place in _iterate_named(tree, location):
         if isinstance(value, list):
-            levels = {_format_level(item): {name: item} for item in value}
             label = name.rpartition(".")[2]
-            rows = [replace(row, name=f"{label} {row.name}") for row in _read_rows(levels, f"{location}.{name}")]
-        else:
-            rows = _read_rows(value, f"{location}.{name}")
+            value = {f"{label} {_format_level(item)}": {name: item} for item in value}
+        rows = _read_rows(value, place)
         factors.append(GridFactor(name=name, levels=tuple(rows)))
     return factors
 
@@ -90,10 +91,7 @@ def _read_measures(tree: object, location: str) -> list[dict[str, Any]]:
     """Read measures; the fields of the quantity stand beside those of the measure."""
     names = [name for name in get_fields(Measure) if name not in ("name", "quantity")]
     measures = []
-    for name, value in _iterate_named(tree, location):
-        place = f"{location}.{name}"
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{place}: expected a kind, such as 'kind: validation', got {format_value(value)}")
+    for name, value, place in _iterate_named(tree, location, "a kind, such as 'kind: validation'"):
         fields = {key: item for key, item in value.items() if key in names}
         quantity = {key: item for key, item in value.items() if key not in names}
         if "settings" in fields:
@@ -104,10 +102,7 @@ def _read_measures(tree: object, location: str) -> list[dict[str, Any]]:
 
 def _read_scales(tree: object, location: str) -> list[dict[str, Any]]:
     scales = []
-    for name, value in _iterate_named(tree, location):
-        place = f"{location}.{name}"
-        if not isinstance(value, Mapping):
-            raise UsageError(f"{place}: expected the fields of a scale, got {format_value(value)}")
+    for name, value, place in _iterate_named(tree, location, "the fields of a scale"):
         fields = _read_parts(value, _SCALE_READERS, f"{place}.")
         for key in fields:
             if key not in get_fields(Scale):
@@ -119,7 +114,7 @@ def _read_scales(tree: object, location: str) -> list[dict[str, Any]]:
 def _read_levels(tree: object, location: str) -> list[dict[str, Any]]:
     return [
         {"factor": factor, "levels": [str(level) for level in levels]}
-        for factor, levels in _iterate_named(tree, location)
+        for factor, levels, _ in _iterate_named(tree, location)
     ]
 
 
@@ -128,19 +123,22 @@ def _read_budget(tree: object, location: str) -> object:
     if not isinstance(tree, Mapping):
         return tree
     values: dict[str, Any] = {**tree}
-    for key in ("tokens", "parameters"):
-        if isinstance(values.get(key), str):
-            values[key] = parse_count(values[key], f"{location}.{key}")
-    if isinstance(values.get("flops"), str):
-        try:
-            values["flops"] = float(values["flops"])
-        except ValueError:
-            raise UsageError(
-                f"{location}.flops: expected a number such as 1e15, got '{values['flops'][:40]}'"
-            ) from None
-    if isinstance(values.get("seconds"), str):
-        values["seconds"] = parse_duration(values["seconds"])
+    for key, value in tree.items():
+        if isinstance(value, str):
+            if key in ("tokens", "parameters"):
+                values[key] = parse_count(value, f"{location}.{key}")
+            elif key == "seconds":
+                values[key] = parse_duration(value)
+            elif key == "flops":
+                values[key] = _parse_flops(value, f"{location}.{key}")
     return values
+
+
+def _parse_flops(text: str, location: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UsageError(f"{location}: expected a number such as 1e15, got '{text[:40]}'") from None
 
 
 def _read_paper(tree: object, location: str) -> object:

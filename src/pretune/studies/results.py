@@ -247,11 +247,7 @@ def _list_missing(plan: Plan, values: Values) -> list[Facts]:
 def _list_failures(failures: Mapping[str, StepFailure]) -> list[Facts]:
     """Return the failed steps, without those that only needed one of them."""
     return [
-        {
-            "action": failure.step.action,
-            "label": failure.step.label,
-            "message": failure.error.message.strip().splitlines()[-1] if failure.error.message.strip() else "",
-        }
+        {"action": failure.step.action, "label": failure.step.label, "message": failure.message}
         for key, failure in failures.items()
         if key == failure.step.key
     ]
