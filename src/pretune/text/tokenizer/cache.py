@@ -12,9 +12,9 @@ belongs together.
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,10 +181,11 @@ def is_separable(raw: Tokenizer) -> bool:
     except DataError:  # closed vocabulary
         return False
     counts = np.add.reduceat(from_units.counts, np.cumsum([0, *(len(split_units(text)) for text in texts)])[:-1])
+    unit_columns: Iterable[tuple[Any, Any]] = zip(from_single_units, from_units, strict=True)
     return (
         np.array_equal(from_texts.ids, from_units.ids)
         and np.array_equal(from_texts.counts, counts)
-        and all(np.array_equal(*columns) for columns in zip(from_single_units, from_units, strict=True))
+        and all(np.array_equal(*columns) for columns in unit_columns)
     )
 
 
