@@ -121,6 +121,19 @@ def fill(directory: Path, content: str = "new", manifest: bool = True) -> None:
 FILES = [MANIFEST, "config.json", "inner/weights", "weights"]
 
 
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A directory that was written before."""
+    with atomic_directory(tmp_path / "run") as directory:
+        fill(directory, "old")
+    return tmp_path / "run"
+
+
+def read_all(directory: Path) -> set[str]:
+    """The contents of its files, which are all the same but for the manifest."""
+    return {(directory / name).read_text() for name in FILES if name != MANIFEST}
+
+
 class TestAtomicDirectory:
     def test_a_new_directory_appears_only_at_the_end(self, tmp_path: Path) -> None:
         target = tmp_path / "deep" / "run"
@@ -174,54 +187,42 @@ class TestAtomicDirectory:
             (target / "theirs").write_text("")
         assert names(tmp_path) == ["run/theirs"]
 
-    def test_overwriting_keeps_the_other_files(self, tmp_path: Path) -> None:
-        target = tmp_path / "run"
-        with atomic_directory(target) as directory:
-            fill(directory, "old")
-            (directory / "metrics.jsonl").write_text("kept")
-        with atomic_directory(target, overwrite=True) as directory:
+    def test_overwriting_keeps_the_other_files(self, old: Path) -> None:
+        (old / "metrics.jsonl").write_text("kept")
+        with atomic_directory(old, overwrite=True) as directory:
             fill(directory)
-        assert names(target) == sorted([*FILES, "metrics.jsonl"])
-        assert {(target / name).read_text() for name in FILES if name != MANIFEST} == {"new"}
-        check_manifest(target)
+        assert names(old) == sorted([*FILES, "metrics.jsonl"])
+        assert read_all(old) == {"new"}
+        check_manifest(old)
 
     @pytest.mark.parametrize("after", range(4))
     def test_a_failure_while_overwriting_is_completed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+        self, old: Path, monkeypatch: pytest.MonkeyPatch, after: int
     ) -> None:
         """No other library reads a mixture in between, and whoever opens the directory next completes it."""
-        target = tmp_path / "run"
-        with atomic_directory(target) as directory:
-            fill(directory, "old")
-        with pytest.raises(ResourceError), atomic_directory(target, overwrite=True) as directory:
+        with pytest.raises(ResourceError), atomic_directory(old, overwrite=True) as directory:
             fill(directory, "new and longer")
             monkeypatch.setattr(os, "replace", failing(errno.ENOSPC, after))
         with pytest.raises(CheckpointError, match=MANIFEST):
-            check_manifest(target)
+            check_manifest(old)
         monkeypatch.undo()
-        recover(target)
-        check_manifest(target)
-        assert names(target) == FILES
-        assert {(target / name).read_text() for name in FILES if name != MANIFEST} == {"new and longer"}
+        recover(old)
+        check_manifest(old)
+        assert names(old) == FILES
+        assert read_all(old) == {"new and longer"}
 
-    def test_a_stale_manifest_does_not_outlive_its_files(self, tmp_path: Path) -> None:
-        target = tmp_path / "run"
-        with atomic_directory(target) as directory:
-            fill(directory, "old")
-        with atomic_directory(target, overwrite=True) as directory:
+    def test_a_stale_manifest_does_not_outlive_its_files(self, old: Path) -> None:
+        with atomic_directory(old, overwrite=True) as directory:
             fill(directory, manifest=False)
-        assert MANIFEST not in names(target)
+        assert MANIFEST not in names(old)
 
-    def test_a_directory_in_the_way_of_a_file_is_seen_before_anything_moves(self, tmp_path: Path) -> None:
-        target = tmp_path / "run"
-        with atomic_directory(target) as directory:
-            fill(directory, "old")
-        (target / "weights").unlink()
-        (target / "weights").mkdir()
-        with pytest.raises(UsageError, match="weights"), atomic_directory(target, overwrite=True) as directory:
+    def test_a_directory_in_the_way_of_a_file_is_seen_before_anything_moves(self, old: Path) -> None:
+        (old / "weights").unlink()
+        (old / "weights").mkdir()
+        with pytest.raises(UsageError, match="weights"), atomic_directory(old, overwrite=True) as directory:
             fill(directory)
-        assert (target / "config.json").read_text() == "old"
-        assert MANIFEST in names(target)
+        assert (old / "config.json").read_text() == "old"
+        assert MANIFEST in names(old)
 
     def test_a_file_in_the_way_of_a_directory_is_seen_before_anything_moves(self, tmp_path: Path) -> None:
         target = tmp_path / "run"

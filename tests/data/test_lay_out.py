@@ -118,10 +118,8 @@ def test_what_the_sequences_carry(given: tuple[list[list[int]], list[int], int],
     assert (made.segments[~real] == 0).all() and (made.order[~real] == 0).all()
     for numbers, mask in ((made.words, starts), (made.sentences, ~starts)):
         assert numbers is not None and (numbers[~real] == -1).all()
-        parts = made.split(numbers)
-        for part, begins in zip(
-            parts, np.split(mask, np.cumsum([len(p) for p in found])[:-1]) if found else [], strict=True
-        ):
+        begin_parts = np.split(mask, np.cumsum([len(part) for part in found])[:-1]) if found else []
+        for part, begins in zip(made.split(numbers), begin_parts, strict=True):
             assert part.tolist() == (np.cumsum(begins) - begins[:1].sum()).tolist()
     assert made.targets is not None and len(made.targets.index) == len(made.targets.labels) == rows * 12
     used = int(starts.sum())
@@ -134,11 +132,8 @@ def test_what_the_sequences_carry(given: tuple[list[list[int]], list[int], int],
 def test_both_sides(given: tuple[list[list[int]], list[int], int]) -> None:
     found, row, rows = given
     source = [part[: len(part) // 2 + 1] for part in found]
-    made = lay_out(
-        flat(found, source=flat(source)),
-        np.array(row, dtype=np.int64),
-        BatchShape(rows=rows, length=12, source=14, sequences=6),
-    )
+    shape = BatchShape(rows=rows, length=12, source=14, sequences=6)
+    made = lay_out(flat(found, source=flat(source)), np.array(row, dtype=np.int64), shape)
     assert made.source is not None and made.source.cells == made.cells and made.source.rows == rows
     assert [part.tolist() for part in made.source.split(made.source.tokens)] == source
     for (start, _), (other, _) in zip(made.list_spans(), made.source.list_spans(), strict=True):
@@ -147,11 +142,8 @@ def test_both_sides(given: tuple[list[list[int]], list[int], int]) -> None:
 
 
 def test_all_filler() -> None:
-    made = lay_out(
-        flat([], targets=np.empty(0, np.int64)),
-        np.empty(0, np.int64),
-        BatchShape(rows=3, length=4, sequences=2, slots=1),
-    )
+    nothing, shape = np.empty(0, np.int64), BatchShape(rows=3, length=4, sequences=2, slots=1)
+    made = lay_out(flat([], targets=nothing), nothing, shape)
     assert made.offsets.tolist() == [0, 4, 8, 12, 12, 12, 12, 12, 12, 12]
     assert (made.sequence == -1).all() and made.split(made.tokens) == [] and not made.one_per_row
     assert made.targets is not None and made.targets.labels.tolist() == [IGNORE_INDEX] * 3
@@ -178,8 +170,7 @@ ERRORS: dict[str, tuple[list[list[int]], list[int], dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", ERRORS)
 def test_errors(name: str) -> None:
     given, row, shape, value = ERRORS[name]
-    made = flat(given)
-    made = Sequences(tokens=made.tokens, offsets=made.offsets, targets=made.tokens)
+    made = flat(given, targets=flat(given).tokens)
     with pytest.raises(UsageError, match=value) as caught:
         lay_out(made, np.array(row), BatchShape(rows=2, length=4, **shape))
     assert "\n" not in str(caught.value)

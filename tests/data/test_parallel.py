@@ -116,11 +116,8 @@ def test_frames() -> None:
 def test_to_other_objectives_a_pair_is_a_document() -> None:
     with tempfile.TemporaryDirectory() as folder:
         shards = write(Path(folder), [(3, 4), (5, 2), (2, 0)])
-        assert sorted(split(Documents(limit=20).open(shards).cut(every(Documents(limit=20).open(shards))))) == [
-            [0, 1, 2, 3, 4, 5, 6],
-            [7, 8, 9, 10, 11, 12, 13],
-            [14, 15],
-        ]
+        samples = Documents(limit=20).open(shards)
+        assert sorted(split(samples.cut(every(samples)))) == [[*range(7)], [*range(7, 14)], [14, 15]]
         assert len(SegmentPairs(limit=20, share=0).open(shards)) == 3
         assert shards.sentences.tolist() == [0, 3, 7, 12, 14]  # a second side starts a sentence
 
@@ -209,10 +206,8 @@ def test_two_columns_of_a_table(name: str, tokenizer: Path, tmp_path: Path) -> N
     (tmp_path / name).write_text(TABLES[name](ROWS))
     data = prepare([f"pair:{tmp_path}/{name}:x,y"], tokenizer=tokenizer, out=tmp_path / "data", holdout=0)
     assert sides_of(data) == ROWS
-    again = prepare(
-        [f"pair:{tmp_path}/{name}:x,{tmp_path}/{name}:y"], tokenizer=tokenizer, out=tmp_path / "b", holdout=0
-    )
-    assert sides_of(again) == ROWS
+    both = f"pair:{tmp_path}/{name}:x,{tmp_path}/{name}:y"
+    assert sides_of(prepare([both], tokenizer=tokenizer, out=tmp_path / "b", holdout=0)) == ROWS
 
 
 def aligned(folder: Path, rows: list[tuple[str, str]], name: str = "a") -> str:
@@ -224,10 +219,8 @@ def aligned(folder: Path, rows: list[tuple[str, str]], name: str = "a") -> str:
 def test_pairs_beside_documents(tokenizer: Path, tmp_path: Path, small: None) -> None:
     """Both kinds in one data set, by any number of workers, or in slices; the card and the index count pairs."""
     rows = [(MANY[i], MANY[i + 100]) for i in range(60)]
-    inputs = [
-        blocks(tmp_path / "d.txt", MANY[200:260]),
-        aligned(tmp_path, [*rows, rows[0], ("one side", ""), ("", "")]),
-    ]
+    pairs = aligned(tmp_path, [*rows, rows[0], ("one side", ""), ("", "")])
+    inputs = [blocks(tmp_path / "d.txt", MANY[200:260]), pairs]
     options = {"tokenizer": tokenizer, "holdout": "20%"}
     data = prepare(inputs, out=tmp_path / "data", workers=0, **options)
     train, valid = sides_of(data), sides_of(data, "valid")
@@ -249,9 +242,8 @@ def test_pairs_that_differ_only_in_where_they_are_parted_are_two(tokenizer: Path
 
 def test_a_cleaner_that_drops_a_side_drops_the_pair(tokenizer: Path, tmp_path: Path) -> None:
     rows = [(MANY[0], MANY[1]), (MANY[2], "short"), ("short", MANY[3])]
-    data = prepare(
-        [aligned(tmp_path, rows)], tokenizer=tokenizer, out=tmp_path / "d", holdout=0, clean=["short_pages=5"]
-    )
+    options = {"holdout": 0, "clean": ["short_pages=5"]}
+    data = prepare([aligned(tmp_path, rows)], tokenizer=tokenizer, out=tmp_path / "d", **options)
     assert sides_of(data) == rows[:1]
 
 

@@ -83,9 +83,8 @@ class TestContent:
         data = prepare([first, second], tokenizer=tokenizer, out=tmp_path / "data", holdout="10%")
         assert data.index.sources == (first, second)
         every = [*by_source(data, "train"), *by_source(data, "valid")]
-        assert Counter(every) == Counter(
-            [(first, text) for text in stories(40)] + [(second, t) for t in stories(40, 40)]
-        )
+        expected = [(first, text) for text in stories(40)] + [(second, text) for text in stories(40, 40)]
+        assert Counter(every) == Counter(expected)
         for number, name in enumerate((first, second)):
             for split_ in ("train", "valid"):
                 known = data.card["sources"][number][split_]["documents"]
@@ -195,9 +194,8 @@ class TestDuplicates:
         }
 
     def test_filters_are_counted(self, tokenizer: Path, tmp_path: Path) -> None:
-        given = blocks(
-            tmp_path / "a.txt", ["Too short.", "A {brace} here, dear reader.", *MANY[:5], "Wide   space here."]
-        )
+        texts = ["Too short.", "A {brace} here, dear reader.", *MANY[:5], "Wide   space here."]
+        given = blocks(tmp_path / "a.txt", texts)
         clean = ["spaces", "short_pages=3", "curly_braces"]
         data = prepare([given], tokenizer=tokenizer, out=tmp_path / "data", holdout=0, clean=clean)
         assert texts_of(data) == [*MANY[:5], "Wide space here."]
@@ -245,9 +243,8 @@ class TestCard:
 
     def test_the_command_makes_it_again(self, tokenizer: Path, tmp_path: Path) -> None:
         given, valid = blocks(tmp_path / "a b.txt", MANY[:9]), blocks(tmp_path / "v.txt", MANY[9:12])
-        data = prepare(
-            [given], tokenizer=tokenizer, out=tmp_path / "d", valid=[valid], clean=["nfc", "spaces"], near=0.9
-        )
+        options = {"valid": [valid], "clean": ["nfc", "spaces"], "near": 0.9}
+        data = prepare([given], tokenizer=tokenizer, out=tmp_path / "d", **options)
         assert data.card["command"] == (
             f"pretune prepare '{given}' --tokenizer DATA/tokenizer --out DATA "
             f"--valid {valid} --clean nfc,spaces --near 0.9"
@@ -378,6 +375,5 @@ def test_the_story_of_the_readme(tmp_path: Path) -> None:
     data = pt.prepare([given], tokenizer=tok, out=tmp_path / "data")
     assert data.vocab == tok.vocab <= 120
     assert texts_of(data)[0] == tok.decode(tok.encode(MANY[0], add_special_tokens=False))
-    assert (data.open_shards().read_tokens(0, data.tokens) == tok.special["unk"]).sum() == data.card["splits"]["train"][
-        "unknown"
-    ]
+    tokens = data.open_shards().read_tokens(0, data.tokens)
+    assert (tokens == tok.special["unk"]).sum() == data.card["splits"]["train"]["unknown"]

@@ -1,9 +1,12 @@
 """The same bytes for any number of processes and slices; what is up to date stays, what is not is noticed."""
 
 import functools
+import gzip
 import json
+import lzma
 import random
 import tempfile
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -44,9 +47,8 @@ class TestSameBytes:
             for workers in (0, 1, 3)
         ]
         assert tree(made[0].path) == tree(made[1].path) == tree(made[2].path)
-        assert Counter(texts_of(made[0]) + texts_of(made[0], "valid")) == Counter(
-            [*MANY, *(story(1000 + number) for number in range(5))]
-        )
+        every = [*MANY, *(story(1000 + number) for number in range(5))]
+        assert Counter(texts_of(made[0]) + texts_of(made[0], "valid")) == Counter(every)
 
     @pytest.mark.slow
     def test_processes_that_are_spawned(
@@ -75,9 +77,6 @@ class TestSameBytes:
 
     @pytest.mark.parametrize("name", keep_quick(["a.txt.gz", "a.txt.xz"], "a.txt.gz"))
     def test_compressed_text_is_read_here(self, tokenizer: Path, tmp_path: Path, name: str) -> None:
-        import gzip
-        import lzma
-
         plain = Path(blocks(tmp_path / "a.txt", MANY)).read_bytes()
         (tmp_path / name).write_bytes(gzip.compress(plain) if name.endswith("gz") else lzma.compress(plain))
         made = [
@@ -109,16 +108,10 @@ class TestSameBytes:
                 assert "--holdout" in str(error)
                 return
             found = texts_of(data) + texts_of(data, "valid")
-            unique = {" ".join(_nfc(text).split()) for text in kept}
+            unique = {" ".join(unicodedata.normalize("NFC", text).split()) for text in kept}
             assert len(found) == len(unique) and {*found} <= {*kept}
             made = sliced([str(folder / "a.jsonl")], slices, folder, **options)
             assert tree(merge(made, out=folder / "merged").path) == tree(data.path)
-
-
-def _nfc(text: str) -> str:
-    import unicodedata
-
-    return unicodedata.normalize("NFC", text)
 
 
 class TestLongDocuments:
@@ -270,9 +263,7 @@ class TestMerge:
             with pytest.raises(DataError, match=f"s2/{name}"):
                 merge(slices, out=tmp_path / "out")
             (slices[1] / name).write_bytes(good)
-        (slices[0] / "tokenizer" / "tokenizer.json").write_bytes(
-            (byte_tokenizer(tmp_path / "o", 2) / "tokenizer.json").read_bytes()
-        )
+        byte_tokenizer(slices[0] / "tokenizer", 2)
         with pytest.raises(DataError, match="s1/tokenizer"):
             merge(slices, out=tmp_path / "out")
         assert not (tmp_path / "out").exists()
@@ -298,8 +289,5 @@ class TestMerge:
         for count in range(1, 12):
             cut = [work_units.select_slice(found, number, count) for number in range(1, count + 1)]
             assert [place for part in cut for place in part] == found
-        assert [sum(place.size for place in work_units.select_slice(found, number, 3)) for number in (1, 2, 3)] == [
-            7,
-            9,
-            8,
-        ]
+        thirds = [work_units.select_slice(found, number, 3) for number in (1, 2, 3)]
+        assert [sum(place.size for place in part) for part in thirds] == [7, 9, 8]

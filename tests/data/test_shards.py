@@ -34,9 +34,8 @@ def test_what_is_written_is_read(given: list[list[int]], full: int, dtype: str) 
         assert shards.documents.tolist() == [sum(lengths[:n]) for n in range(len(given) + 1)]
         assert shards.sentences.tolist() == np.cumsum([0, *sizes])[:-1].tolist()
         assert shards.sources.tolist() == [number % 3 for number in range(len(given))]
-        assert (
-            shards.read_tokens(0, total).tolist() == list(range(total)) and shards.read_tokens(0, total).dtype == dtype
-        )
+        tokens = shards.read_tokens(0, total)
+        assert tokens.tolist() == list(range(total)) and tokens.dtype == dtype
         assert shards.read_word_starts(0, total).tolist() == bits(np.arange(total)).tolist()
         split = shards.index.splits["train"]
         assert (split.documents, split.tokens, split.sentences) == (len(given), total, len(sizes))

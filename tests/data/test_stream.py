@@ -159,9 +159,8 @@ def test_resuming_gives_the_rest(
 
         def fresh() -> BatchStream:
             shape = BatchShape(rows=rows, length=20)
-            return BatchStream(
-                open_kind(kind, shards), shape, seed=seed, window=window, corruption=Masking(), words=True
-            )
+            samples = open_kind(kind, shards)
+            return BatchStream(samples, shape, seed=seed, window=window, corruption=Masking(), words=True)
 
         through = list(fresh().iter_batches(0, start + 3))
         resumed = list(fresh().iter_batches(start, start + 3))
@@ -170,6 +169,11 @@ def test_resuming_gives_the_rest(
 
 def corpus(folder: Path, **options: Any) -> Shards:
     return Shards.open(write(folder, random_documents(3, 150), **options))
+
+
+def open_documents(shards: Shards, **options: Any) -> BatchStream:
+    """A stream of documents in 8 rows of 32 tokens."""
+    return BatchStream(Documents(limit=32).open(shards, FRAME), BatchShape(rows=8, length=32), **options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,7 +199,7 @@ def total(stream: BatchStream, step: int) -> int:
 
 
 def test_in_another_process(tmp_path: Path) -> None:
-    stream = BatchStream(Documents(limit=32).open(corpus(tmp_path), FRAME), BatchShape(rows=8, length=32), seed=4)
+    stream = open_documents(corpus(tmp_path), seed=4)
     expected = [total(stream, step) for step in range(6)]
     with multiprocessing.get_context("fork").Pool(2) as pool:
         assert pool.starmap(total, [(stream, step) for step in range(6)], chunksize=1) == expected
@@ -232,11 +236,9 @@ def test_shapes_are_static(tmp_path: Path, kind: str) -> None:
     shapes = set()
     for batch in stream.iter_batches(0, stream.get_steps(2).stop):
         assert batch.targets is not None
-        shapes.add(
-            (batch.rows, tuple(batch.tokens.shape), tuple(batch.offsets.shape), tuple(batch.targets.index.shape))
-        )
+        shapes.add((batch.rows, *batch.tokens.shape, *batch.offsets.shape, *batch.targets.index.shape))
     cells = 8 * (stream.shape.sequences or 0) + 8
-    assert shapes == {(8, (256,), (cells + 1,), (128,))}
+    assert shapes == {(8, 256, cells + 1, 128)}
 
 
 def test_rows_are_full(tmp_path: Path) -> None:
@@ -285,18 +287,15 @@ class TestTwoSides:
         assert len(counts) > 1, "the case does not occur"
 
     def test_a_shape_of_one_side(self, tmp_path: Path) -> None:
-        samples = Documents(limit=32).open(corpus(tmp_path), FRAME)
         with pytest.raises(UsageError):
-            BatchStream(samples, BatchShape(rows=8, length=32), seed=1, corruption=Halves())[0]
+            open_documents(corpus(tmp_path), seed=1, corruption=Halves())[0]
 
 
 class TestMixing:
     def test_sources_are_read_as_weighted(self, tmp_path: Path) -> None:
         shards = corpus(tmp_path, sources=[number % 10 // 4 for number in range(150)])  # 40 %, 40 %, 20 %
         mixing = WeightedMixing(weights=(0.1, 0.2, 0.7))
-        stream = BatchStream(
-            Documents(limit=32).open(shards, FRAME), BatchShape(rows=8, length=32), seed=1, mixing=mixing
-        )
+        stream = open_documents(shards, seed=1, mixing=mixing)
         tokens = np.zeros(3)
         for step in range(stream.get_steps(2).stop):
             sequences, _ = stream.read_sequences(step)
@@ -307,15 +306,8 @@ class TestMixing:
         assert epochs[2] > 5 and epochs[0] < 2
 
     def test_a_sample_read_twice_is_corrupted_twice(self, tmp_path: Path) -> None:
-        shards = corpus(tmp_path)
         mixing = WeightedMixing(weights=(1.0, 0.0, 0.0))
-        stream = BatchStream(
-            Documents(limit=32).open(shards, FRAME),
-            BatchShape(rows=8, length=32),
-            seed=1,
-            mixing=mixing,
-            corruption=Masking(),
-        )
+        stream = open_documents(corpus(tmp_path), seed=1, mixing=mixing, corruption=Masking())
         seen: dict[int, set[tuple[int, ...]]] = {}
         times: dict[int, int] = {}
         for step in stream.get_steps(0):
@@ -351,8 +343,7 @@ class TestCorruption:
         assert samples_of(8, 1000, 1) == samples_of(4, 37, 2) == samples_of(1, 1, 1)
 
     def test_epochs_differ(self, tmp_path: Path) -> None:
-        samples = Documents(limit=32).open(corpus(tmp_path), FRAME)
-        stream = BatchStream(samples, BatchShape(rows=8, length=32), seed=9, corruption=Masking())
+        stream = open_documents(corpus(tmp_path), seed=9, corruption=Masking())
         masked = []
         for epoch in range(2):
             found: list[int] = []
@@ -363,27 +354,26 @@ class TestCorruption:
             masked.append(sorted(found))
         assert masked[0] != masked[1]
         for found in masked:
-            tokens = len(samples.shards)
+            tokens = len(stream.samples.shards)
             assert abs(len(found) / tokens - 0.3) < 3 * (0.3 * 0.7 / tokens) ** 0.5
 
 
 def test_the_cache_is_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
-    samples = Documents(limit=32).open(corpus(tmp_path / "data"), FRAME)
-    options: dict[str, Any] = {"seed": 9, "cache": tmp_path / "cache"}
-    plain = BatchStream(samples, BatchShape(rows=8, length=32), seed=9)
-    first = BatchStream(samples, BatchShape(rows=8, length=32), **options)
+    shards = corpus(tmp_path / "data")
+    plain = open_documents(shards, seed=9)
+    first = open_documents(shards, seed=9, cache=tmp_path / "cache")
     expected = [plain[step] for step in range(plain.get_steps(1).stop)]
     assert all(same(first[step], batch) for step, batch in enumerate(expected))
     assert len(list((tmp_path / "cache").iterdir())) == 2
     monkeypatch.delattr("pretune.data.plan.pack")
-    second = BatchStream(samples, BatchShape(rows=8, length=32), **options)
+    second = open_documents(shards, seed=9, cache=tmp_path / "cache")
     assert all(same(second[step], batch) for step, batch in enumerate(expected))
 
 
 def test_no_samples() -> None:
     with opened([[], []]) as shards, pytest.raises(DataError, match="'train'"):
-        BatchStream(Documents(limit=32).open(shards, FRAME), BatchShape(rows=8, length=32), seed=0)
+        open_documents(shards, seed=0)
 
 
 def test_samples_longer_than_a_row(tmp_path: Path) -> None:

@@ -8,22 +8,9 @@ import tokenizers
 
 from pretune.data.prepared_data import PreparedData
 
-WORDS = (
-    "the",
-    "old",
-    "house",
-    "sea",
-    "was",
-    "quiet",
-    "and",
-    "nobody",
-    "knew",
-    "who",
-    "had",
-    "lived",
-    "there",
-    "before",
-)
+
+_PROSE = "the old house sea was quiet and nobody knew who had lived there before"
+WORDS = tuple(_PROSE.split())
 
 
 def byte_tokenizer(folder: Path, extra: int = 0) -> Path:

@@ -43,11 +43,7 @@ class TestFiles:
     def test_what_is_saved_is_what_is_loaded(self, tmp_path: Path, kind: str, style: str) -> None:
         tokenizer = trained(kind, style)
         tokenizer.save(tmp_path / "a")
-        assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
-            "special_tokens_map.json",
-            "tokenizer.json",
-            "tokenizer_config.json",
-        ]
+        assert {path.name: path.read_bytes() for path in (tmp_path / "a").iterdir()} == tokenizer.build_files()
         again = Tokenizer.load(tmp_path / "a")
         assert facts(again) == facts(tokenizer)
         assert again.build_files() == tokenizer.build_files()
@@ -66,9 +62,7 @@ class TestFiles:
         tokenizer = trained("wordpiece")
         again = pickle.loads(pickle.dumps(tokenizer))
         assert facts(again) == facts(tokenizer)
-        assert again.encode("Hello there", add_special_tokens=False) == tokenizer.encode(
-            "Hello there", add_special_tokens=False
-        )
+        assert again.encode("Hello there") == tokenizer.encode("Hello there")
 
     def test_threads_may_share_it(self) -> None:
         tokenizer = Tokenizer(trained("bpe").raw)
@@ -115,9 +109,8 @@ class TestReal:
         texts = [*NASTY, "It was a dark and stormy night; " * 5000]
         found = tokenizer.encode_batch(texts)
         assert tokenizer._get_encoder(False).cache is not None
-        assert [found[i].tolist() for i in range(len(texts))] == [
-            tokenizer.encode(text, add_special_tokens=False) for text in texts
-        ]
+        for i, text in enumerate(texts):
+            assert found[i].tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
 class TestRoles:
@@ -129,18 +122,13 @@ class TestRoles:
 
     def test_files_come_first(self) -> None:
         raw = self.raw(["[UNK]", "[PAD]", "a", "X"], ["[UNK]", "[PAD]", "X"])
-        said = {
-            "pad_token": "X",
-            "unk_token": {"content": "[UNK]", "lstrip": False},
-            "mask_token": "absent",
-            "bos_token": 3,
-        }
+        unknown = {"content": "[UNK]", "lstrip": False}
+        said = {"pad_token": "X", "unk_token": unknown, "mask_token": "absent", "bos_token": 3}
         assert Tokenizer(raw, said).special == {"pad": 3, "unk": 0}
 
     def test_else_the_spelling_of_special_tokens(self) -> None:
-        raw = self.raw(
-            ["<unk>", "a", "[CLS]", "<pad>"], ["<unk>", "<pad>", "<|endoftext|>"]
-        )  # [CLS] is just a word here
+        # [CLS] is just a word here.
+        raw = self.raw(["<unk>", "a", "[CLS]", "<pad>"], ["<unk>", "<pad>", "<|endoftext|>"])
         assert Tokenizer(raw).special == {"unk": 0, "pad": 3, "bos": 4, "eos": 4}
 
     def test_else_where_the_template_puts_them(self) -> None:
@@ -194,9 +182,8 @@ class TestDecode:
     def test_a_unigram_text_comes_back_normalised(self, text: str) -> None:
         tokenizer = trained("unigram")
         normal = tokenizer.raw.normalizer.normalize_str(text)
-        assert tokenizer.decode(tokenizer.encode(text, literal=True, add_special_tokens=False)) == normal.removeprefix(
-            " "
-        ).replace("▁", " ")
+        ids = tokenizer.encode(text, literal=True, add_special_tokens=False)
+        assert tokenizer.decode(ids) == normal.removeprefix(" ").replace("▁", " ")
 
     @pytest.mark.parametrize(("kind", "style"), keep_quick(COMBINATIONS, *TYPICAL))
     def test_text_never_becomes_a_special_token_by_itself(self, kind: str, style: str) -> None:
@@ -281,11 +268,8 @@ class TestFaults:
         assert (tokenizer.padding, tokenizer.length, tokenizer.pad_segment) == ("right", None, 0)
 
     def test_an_absurd_id(self, tmp_path: Path) -> None:
-        file = {
-            "version": "1.0",
-            "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"},
-        }
-        (tmp_path / "tokenizer.json").write_text(json.dumps(file))
+        model = {"type": "WordLevel", "vocab": {"a": 0, "b": 4_000_000_000}, "unk_token": "a"}
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
         with pytest.raises(CheckpointError, match=r"\b4000000000\b.*\b16777215\b"):
             Tokenizer.load(tmp_path)
 

@@ -72,11 +72,8 @@ class TestParts:
     def test_what_cannot_be_cut_is_one(self, tmp_path: Path, name: str) -> None:
         path = tmp_path / name
         content = "text,n\n" + "".join(f'"line {number}\n",1\n' for number in range(100))
-        path.write_bytes(
-            {"a.txt.gz": gzip.compress(content.encode()), "utf16.txt": content.encode("utf-16")}.get(
-                name, content.encode()
-            )
-        )
+        forms = {"a.txt.gz": gzip.compress(content.encode()), "utf16.txt": content.encode("utf-16")}
+        path.write_bytes(forms.get(name, content.encode()))
         corpus = open_corpus([str(path)])
         assert len(corpus.plan_parts(10)) == 1
         check_parts(corpus, 10)
@@ -111,11 +108,8 @@ class TestFingerprint:
         one, two = tmp_path / "1", tmp_path / "2"
         one.write_text("text")
         two.write_text("text")
-        found = {
-            open_corpus([str(name) for name in names]).compute_fingerprint()
-            for names in ([one], [two], [one, two], [two, one])
-        }
-        assert len(found) == 4
+        orders = ([one], [two], [one, two], [two, one])
+        assert len({open_corpus([*map(str, names)]).compute_fingerprint() for names in orders}) == 4
 
     def test_a_file_that_went_away(self, tmp_path: Path) -> None:
         path = tmp_path / "a.txt"
@@ -185,12 +179,8 @@ def test_paragraphs_and_lines_of_the_shared_corpora(shared_data: Path) -> None:
 def test_a_folder_with_a_table_of_titles(shared_data: Path) -> None:
     corpus = open_corpus([str(shared_data / "corpora/books-en")])
     assert corpus.counts == {"tables_without_text_field": 1}
-    assert [Path(item.name).name for item in corpus.sources[0].items] == [
-        "train-00.txt.xz",
-        "train-01.txt.xz",
-        "train-02.txt.xz",
-        "valid.txt.xz",
-    ]
+    names = [Path(item.name).name for item in corpus.sources[0].items]
+    assert names == [*(f"train-0{number}.txt.xz" for number in range(3)), "valid.txt.xz"]
 
 
 def test_a_carriage_return_inside_a_line_shifts_no_pair(tmp_path: Path) -> None:

@@ -40,11 +40,8 @@ def test_globs(folder: Path) -> None:
 
 def test_one_source_per_input(folder: Path) -> None:
     corpus = open_corpus([str(folder / "a"), str(folder / "b.txt"), f"{folder}/c/*"])
-    assert [(source.kind, len(source.items)) for source in corpus.sources] == [
-        ("folder", 2),
-        ("file", 1),
-        ("glob", 1),
-    ]
+    kinds = [(source.kind, len(source.items)) for source in corpus.sources]
+    assert kinds == [("folder", 2), ("file", 1), ("glob", 1)]
     assert [source.path for source in corpus.sources] == [str(folder / "a"), str(folder / "b.txt"), None]
     assert [(document.source, document.text) for document in corpus.read_documents()] == [
         (0, "text of a/10.txt"),

@@ -11,16 +11,8 @@ TEXTS = [f"text number {number}" for number in range(20_000)]
 
 def test_the_cut_is_pinned() -> None:
     """A model is judged on what it has not seen: another cut would let old runs be judged on their training data."""
-    assert [number for number, text in enumerate(TEXTS[:300]) if is_held_out(text, 0.02)] == [
-        24,
-        42,
-        45,
-        81,
-        212,
-        219,
-        228,
-        298,
-    ]
+    found = [number for number, text in enumerate(TEXTS[:300]) if is_held_out(text, 0.02)]
+    assert found == [24, 42, 45, 81, 212, 219, 228, 298]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.3, 1.0])
