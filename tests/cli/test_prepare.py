@@ -7,7 +7,7 @@ import pytest
 
 from pretune.cli import _output, main
 from pretune.core import log
-from pretune.data.prepare import work_units
+from pretune.data.prepare import encoding
 from pretune.data.prepared_data import PreparedData
 from tests.data.texts import MANY, blocks, byte_tokenizer, texts_of, tree
 
@@ -85,7 +85,7 @@ def test_every_option_reaches_the_function(capsys: Capture, tmp_path: Path, toke
 
 
 def test_slices(capsys: Capture, tmp_path: Path, given: str, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_units, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(encoding, "UNIT_BYTES", 2000)
     whole = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "whole")]
     assert main(whole) == 0
     for number in (1, 2):

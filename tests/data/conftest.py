@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pretune.data.prepare import work_units
+from pretune.data.prepare import encoding
 from tests.data.texts import MANY, blocks, byte_tokenizer, story
 
 
@@ -27,5 +27,5 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Units of two kilobytes instead of a megabyte, and parts above eight read by the parent."""
-    monkeypatch.setattr(work_units, "UNIT_BYTES", 2000)
-    monkeypatch.setattr(work_units, "_MAX_PART_BYTES", 8000)
+    monkeypatch.setattr(encoding, "UNIT_BYTES", 2000)
+    monkeypatch.setattr(encoding, "_MAX_PART_BYTES", 8000)

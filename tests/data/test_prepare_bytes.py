@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.data.prepare import run, work_units
+from pretune.data.prepare import encoding, run
 from pretune.data.prepare.pool import map_ordered
 from pretune.data.prepare.run import merge
 from pretune.data.shards import Shards
@@ -98,7 +98,7 @@ class TestSameBytes:
             return
         with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
             folder = Path(name)
-            patch.setattr(work_units, "UNIT_BYTES", size)
+            patch.setattr(encoding, "UNIT_BYTES", size)
             rows = "".join(json.dumps({"text": text}) + "\n" for text in texts)
             (folder / "a.jsonl").write_text(rows)
             options = {"tokenizer": tokenizer, "holdout": 0.3}
@@ -120,8 +120,8 @@ class TestLongDocuments:
     @pytest.fixture
     def pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(items, "split_documents", functools.partial(split_documents, max_characters=1000))
-        monkeypatch.setattr(work_units, "_MAX_PART_BYTES", 500)
-        monkeypatch.setattr(work_units, "UNIT_BYTES", 400)
+        monkeypatch.setattr(encoding, "_MAX_PART_BYTES", 500)
+        monkeypatch.setattr(encoding, "UNIT_BYTES", 400)
 
     def test_pieces_become_one_document(self, tokenizer: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         texts = [story(1), story(2, 60), story(3), story(4, 90), story(2, 60), story(5), story(4, 91)]
@@ -285,9 +285,9 @@ class TestMerge:
             prepare([corpus], tokenizer=tokenizer, out=tmp_path / "out", shard=shard)
 
     def test_slices_are_of_like_size(self) -> None:
-        found = [work_units.SplitPart(None, False, size) for size in (5, 1, 1, 8, 1, 1, 1, 4, 2)]  # type: ignore[arg-type]
+        found = [encoding.SplitPart(None, False, size) for size in (5, 1, 1, 8, 1, 1, 1, 4, 2)]  # type: ignore[arg-type]
         for count in range(1, 12):
-            cut = [work_units.select_slice(found, number, count) for number in range(1, count + 1)]
+            cut = [encoding.select_slice(found, number, count) for number in range(1, count + 1)]
             assert [place for part in cut for place in part] == found
-        thirds = [work_units.select_slice(found, number, 3) for number in (1, 2, 3)]
+        thirds = [encoding.select_slice(found, number, 3) for number in (1, 2, 3)]
         assert [sum(place.size for place in part) for part in thirds] == [7, 9, 8]

@@ -8,7 +8,6 @@ import tokenizers
 
 from pretune.data.prepared_data import PreparedData
 
-
 _PROSE = "the old house sea was quiet and nobody knew who had lived there before"
 WORDS = tuple(_PROSE.split())
 

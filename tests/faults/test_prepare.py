@@ -19,7 +19,7 @@ import pytest
 
 from pretune.cli import main
 from pretune.core.errors import DataError, ResourceError, UsageError
-from pretune.data.prepare import encoding, work_units
+from pretune.data.prepare import encoding
 from pretune.data.prepare.run import merge
 from pretune.data.shards.files import NpyWriter
 from pretune.runs.prepare import prepare
@@ -111,7 +111,7 @@ class TestCorpora:
     def test_a_fault_late_in_a_compressed_file(
         self, capsys: Capture, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(work_units, "UNIT_BYTES", 2000)
+        monkeypatch.setattr(encoding, "UNIT_BYTES", 2000)
         packed = gzip.compress("\n\n".join(MANY).encode())
         (tmp_path / "a.txt.gz").write_bytes(packed[: len(packed) // 2])
         for workers in ("0", "2"):
@@ -122,7 +122,7 @@ class TestCorpora:
     def test_the_first_fault_is_told_whatever_the_workers(
         self, place: Path, tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch, workers: int
     ) -> None:
-        monkeypatch.setattr(work_units, "UNIT_BYTES", 50)
+        monkeypatch.setattr(encoding, "UNIT_BYTES", 50)
         rows = [json.dumps({"text": f"good {number}"}) for number in range(100)]
         rows[40] = rows[60] = '{"text": 3}'
         (tmp_path / "a.jsonl").write_text("\n".join(rows))

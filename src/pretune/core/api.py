@@ -134,7 +134,7 @@ class ResultList(list[Any], Result):
         return [row for result in self for row in result.to_rows()]
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, Any]:
     """Return a tree as one row: the scalars of nested mappings by their dotted paths; lists are left out.
 
     >>> flatten({"task": "sst2", "scores": {"accuracy": 0.9}, "notes": ["a"]})
@@ -149,7 +149,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return row
 
 
-def render_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def render_table(rows: Sequence[Mapping[str, object]]) -> str:
     """Return rows as an HTML table; everything in it is escaped."""
     columns = [*dict.fromkeys(name for row in rows for name in row)]
 

@@ -9,6 +9,7 @@ pickles. Without a network, a model that was downloaded before is read from the 
 `hub` and is imported only here.
 """
 
+import functools
 import importlib.util
 import os
 import re
@@ -126,18 +127,14 @@ def _download_snapshot(name: str, repository: str, revision: str | None) -> Path
     bars: Any = utils
     if log.is_quiet():
         bars.disable_progress_bars()
-    options: dict[str, Any] = {
-        "repo_id": repository,
-        "revision": revision,
-        "allow_patterns": [*ALLOWED_PATTERNS],
-        "ignore_patterns": [*IGNORED_PATTERNS],
-    }
+    patterns = {"allow_patterns": [*ALLOWED_PATTERNS], "ignore_patterns": [*IGNORED_PATTERNS]}
+    download = functools.partial(snapshot_download, repo_id=repository, revision=revision, **patterns)
     try:
-        return Path(snapshot_download(**options))
+        return Path(download())
     except Exception as fault:  # the library and the network have dozens of error types
         first_error = fault
     try:
-        return Path(snapshot_download(**options, local_files_only=True))
+        return Path(download(local_files_only=True))
     except Exception:
         raise _translate_error(name, first_error) from None
 

@@ -66,7 +66,7 @@ class LocatedSettings:
     moved: dict[str, MovedPath]
     missing: dict[str, list[str]]
 
-    def check(self, tree: Mapping[str, Any], optional: Collection[str] = ()) -> None:
+    def check(self, tree: Mapping[str, object], optional: Collection[str] = ()) -> None:
         """Raise an error that names all places of the first path that is missing and that `tree` still has."""
         for name, places in self.missing.items():
             if name not in optional and get_path(tree, name) == get_path(self.tree, name):
@@ -75,7 +75,7 @@ class LocatedSettings:
                 raise error(f"{name}: not found at {text}; move it back, or pass its new path")
 
 
-def get_path(tree: Mapping[str, Any], name: str) -> str | None:
+def get_path(tree: Mapping[str, object], name: str) -> str | None:
     """Return a path of a tree of settings by its name, such as `data.path`; None if there is none."""
     value: Any = tree
     for part in name.split("."):
@@ -83,7 +83,7 @@ def get_path(tree: Mapping[str, Any], name: str) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def describe_paths(tree: Mapping[str, Any], directory: str | os.PathLike[str]) -> dict[str, PathRecord]:
+def describe_paths(tree: Mapping[str, object], directory: str | os.PathLike[str]) -> dict[str, PathRecord]:
     """Return the places of the paths of a run in a directory; names of installed models and of the hub have none."""
     start = os.path.realpath(directory)
     records: dict[str, PathRecord] = {}
@@ -95,7 +95,7 @@ def describe_paths(tree: Mapping[str, Any], directory: str | os.PathLike[str]) -
     return records
 
 
-def locate_paths(tree: Mapping[str, Any], directory: str | os.PathLike[str]) -> LocatedSettings:
+def locate_paths(tree: Mapping[str, object], directory: str | os.PathLike[str]) -> LocatedSettings:
     """Return the settings of the run in a directory, with paths as they are found from the working directory."""
     source = f"{os.fspath(directory)}: run.json"
     records = check_record(PathsFile, {**tree}, CheckpointError, source).get("paths", {})
@@ -238,7 +238,7 @@ class RunDir:
         """Return the command that resumes the run."""
         return f"pretune {verb} --out {shlex.quote(str(self.path))} --resume"
 
-    def write_settings(self, tree: Mapping[str, Any]) -> None:
+    def write_settings(self, tree: Mapping[str, object]) -> None:
         """Write run.json, with what finds its paths again."""
         settings = {name: value for name, value in tree.items() if name != PATHS_KEY}
         paths = describe_paths(settings, self.path)

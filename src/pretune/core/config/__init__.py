@@ -35,10 +35,3 @@ from pretune.core.config.specs import (
     spec,
     to_dict,
 )
-
-__all__ = [
-    "Amount", "Constraint", "Count", "Fraction", "Ge", "Gt", "Le", "Lt", "NonEmpty", "NonNegative",
-    "Number", "PathText", "Positive", "PossiblePath", "Seed", "check_path", "check_record", "diff", "from_dict",
-    "get_kind", "list_paths", "parse_assignments", "read_record", "read_records", "replace", "spec",
-    "to_dict",
-]  # fmt: skip

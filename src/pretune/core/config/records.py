@@ -117,7 +117,7 @@ def _check_union(options: tuple[Any, ...], value: object, path: str) -> None:
     raise _FieldError(inside[0] if inside else f"{_format_field(path)} is {format_value(value)}, expected {types_text}")
 
 
-def _check_fields(cls: Any, data: dict[str, Any], path: str) -> None:
+def _check_fields(cls: Any, data: dict[str, object], path: str) -> None:
     for name, annotation in _get_hints(cls).items():
         if name in data:
             _check_value(annotation, data[name], join_path(path, name))

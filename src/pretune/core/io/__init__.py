@@ -35,10 +35,3 @@ from pretune.core.io.files import (
     write_json,
     write_manifest,
 )
-
-__all__ = [
-    "FORMAT", "MANIFEST", "OWNERS", "atomic_directory", "atomic_write", "check_links", "check_manifest", "is_file_name",
-    "list_files", "move_file", "open_in_place", "open_regular", "parse_json", "read_bounded", "read_formatted_json",
-    "read_json", "real_path", "recover", "remove", "remove_abandoned", "resolve_inside", "scratch_directory", "sha256",
-    "sweep", "translate_write_errors", "write_json", "write_manifest",
-]  # fmt: skip

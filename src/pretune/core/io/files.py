@@ -226,7 +226,7 @@ def _get_errno(error: Exception) -> int | None:
 MAX_BYTES = 64 * 2**20
 MAX_DEPTH = 100
 """Levels of nesting: far more than any valid file has, far fewer than the recursion limit."""
-FORMAT: Mapping[str, Any] = {"format": 2}
+FORMAT: Mapping[str, int] = {"format": 2}
 """First entry of run.json, task.json and state.json."""
 
 
@@ -326,16 +326,16 @@ def sha256(path: str | os.PathLike[str]) -> str:
 def write_manifest(
     directory: str | os.PathLike[str],
     names: Iterable[str],
-    extra: Mapping[str, Any] | None = None,
+    extra: Mapping[str, object] | None = None,
     *,
-    entries: Mapping[str, Any] | None = None,
+    entries: Mapping[str, object] | None = None,
 ) -> None:
     """Write MANIFEST.json: {"files": {name: {"size", "sha256"}}, **extra}, for files directly inside `directory`.
 
     `entries` are those of files whose hashes are known.
     """
     folder = Path(directory)
-    files: dict[str, Any] = dict(entries or {})
+    files: dict[str, object] = dict(entries or {})
     for name in sorted(names):
         if not is_file_name(name) or name == MANIFEST:
             raise ValueError(f"a manifest cannot list {name!r}: it is not a simple file name")

@@ -1,8 +1,7 @@
 """Data preparation: clean, tokenize and split a corpus in parallel, and publish token shards with a data card.
 
     settings        settings, sources, licences and tokenizer of prepared data, and their fingerprint
-    work_units      units of about a megabyte: file ranges, or documents that the parent process reads
-    encoding        conversion of a unit to arrays, in any process
+    encoding        units of about a megabyte, and their conversion to arrays, in any process
     pool            process pool with ordered results and bounded memory
     stage           all tokenized documents on disk, in order, before deduplication
     dedup_split     deduplication, validation split and the shards of each split

@@ -16,11 +16,10 @@ from pretune.core.log import format_count
 from pretune.core.machine import count_cores
 from pretune.data.prepare.card import describe_sources, write_card
 from pretune.data.prepare.dedup_split import write_splits
-from pretune.data.prepare.encoding import EncoderSetup
+from pretune.data.prepare.encoding import EncoderSetup, SplitPart, iter_units, list_parts, select_slice
 from pretune.data.prepare.pool import map_ordered
 from pretune.data.prepare.settings import PrepareConfig, Recipe, state_licences
 from pretune.data.prepare.stage import StageReader, StageWriter
-from pretune.data.prepare.work_units import SplitPart, iter_units, list_parts, select_slice
 from pretune.data.prepared_data import SLICE_FILE, PreparedData, publish_directory
 from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.files import INDEX_FILE as INDEX

@@ -21,8 +21,3 @@ A document is never divided between shards. In `Shards`, positions count tokens 
 from pretune.data.shards.files import DataIndex, ShardFacts, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.reader import Shards
 from pretune.data.shards.writer import ShardWriter
-
-__all__ = [
-    "DataIndex", "ShardFacts", "ShardWriter", "Shards", "ShardSplit", "read_index", "choose_token_dtype",
-    "write_index",
-]  # fmt: skip

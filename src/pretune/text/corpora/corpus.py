@@ -111,15 +111,15 @@ def open_hub_dataset(address: str, field: str | None) -> HubDataset:
     raise DataError(f"{address}: cannot open the dataset; {'; '.join(faults)}")
 
 
-def _load(path: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
+def _load(path: str, config: str | None, split: str) -> Iterable[Mapping[str, object]]:
     if Path(path).exists():  # the library would read the local path
         raise UsageError(f"'{HUB}{path}': the local path '{path}' would be read instead; omit {HUB} to read it")
     datasets = import_extra("datasets", "hub", f"'{HUB}{path}': needs")
-    dataset: Iterable[Mapping[str, Any]] = datasets.load_dataset(path, name=config, split=split, streaming=True)
+    dataset: Iterable[Mapping[str, object]] = datasets.load_dataset(path, name=config, split=split, streaming=True)
     return dataset
 
 
-def _choose_column(dataset: Iterable[Mapping[str, Any]], column: str | None, address: str) -> str:
+def _choose_column(dataset: Iterable[Mapping[str, object]], column: str | None, address: str) -> str:
     features = getattr(dataset, "features", None)
     if features:
         columns = {name: getattr(kind, "dtype", None) in ("string", "large_string") for name, kind in features.items()}

@@ -74,13 +74,12 @@ def read_chunks(path: str, name: str, compression: str, start: int = 0, stop: in
                     yield from _read_zstd(file, name)
     except EOFError as fault:
         raise DataError(f"{name}: truncated {compression} data; copy or create the file again") from fault
-    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile, _DamagedStreamError) as fault:
-        raise DataError(f"{name}: damaged {compression} data ({fault}); copy or create the file again") from fault
-    except OSError as fault:
-        if fault.strerror is None:  # bz2 has no error class
+    except (zlib.error, lzma.LZMAError, _DamagedStreamError, OSError) as fault:
+        reason = getattr(fault, "strerror", None)
+        if reason is None:  # gzip and bz2 raise an OSError for damaged data
             raise DataError(f"{name}: damaged {compression} data ({fault}); copy or create the file again") from fault
         hint = suggest_file(name) if isinstance(fault, FileNotFoundError) else ""
-        raise DataError(f"{name}: cannot be read: {fault.strerror}{hint}") from fault
+        raise DataError(f"{name}: cannot be read: {reason}{hint}") from fault
 
 
 def _read_plain(file: io.FileIO, start: int, stop: int | None) -> Iterator[bytes]:

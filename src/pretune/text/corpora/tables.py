@@ -104,7 +104,7 @@ def read_jsonl(
         yield _replace_surrogates(text, location, errors, counts), number
 
 
-def iter_jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator[tuple[int, dict[str, Any]]]:
+def iter_jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator[tuple[int, dict[str, object]]]:
     """Yield (line, object) of every line that is not blank."""
     for number, text in _iter_lines(chunks, name, line):
         if not text or text.isspace():
