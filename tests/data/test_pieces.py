@@ -16,8 +16,7 @@ from tests.selection import keep_quick
 from tests.text.tokenizers import COMBINATIONS, template_of, trained
 
 MARKS = {
-    mark.text: 2_000_000 + i
-    for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)
+    mark: 2_000_000 + i for i, mark in enumerate(mark for style in STYLES.values() for mark in style.special_tokens)
 }
 TEMPLATES = {name: template_of(style, MARKS) for name, style in STYLES.items()}
 """Of every style, with ids that no text has."""
