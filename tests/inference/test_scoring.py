@@ -9,12 +9,12 @@ import torch
 
 import pretune as pt
 from pretune.core.errors import DataError, NonFiniteError, UsageError
+from pretune.inference import scoring_queries
 from pretune.inference.scoring import (
     ScoringConfig,
+    TargetLogProbs,
     compute_target_logprobs,
     compute_token_logprobs,
-    logprobs,
-    queries,
     score,
 )
 from pretune.inference.scoring_queries import CausalScoring, MaskedScoring, Passages, encode_passages
@@ -193,7 +193,7 @@ def test_company_and_parts_change_nothing(family: str, monkeypatch: pytest.Monke
     model = scorer(family)
     alone = [score(model, [text])[0] for text in TEXTS]
     assert score(model, TEXTS, config=ScoringConfig(tokens=32)) == pytest.approx(alone, abs=1e-9)
-    monkeypatch.setattr(queries, "CHUNK_TOKENS", 40)
+    monkeypatch.setattr(scoring_queries, "CHUNK_TOKENS", 40)
     assert score(model, TEXTS[::-1]) == pytest.approx(alone[::-1], abs=1e-9)
 
 
@@ -235,7 +235,7 @@ def test_the_likeliest_is_told_and_a_tie_is_not() -> None:
 def test_batches_become_smaller_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tried = scorer("bert"), []
 
-    def short(*args: object, tokens: int, **kwargs: object) -> logprobs.TargetLogProbs:
+    def short(*args: object, tokens: int, **kwargs: object) -> TargetLogProbs:
         tried.append(tokens)
         if tokens > 2048:
             raise torch.OutOfMemoryError("no room")
@@ -261,7 +261,7 @@ def test_progress_is_told_to_the_end() -> None:
 def test_logits_come_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     model = scorer("bert")
     full = score(model, TEXTS)
-    monkeypatch.setattr(logprobs, "BLOCK_BYTES", {"cpu": 1})
+    monkeypatch.setattr("pretune.inference.scoring.BLOCK_BYTES", {"cpu": 1})
     assert score(model, TEXTS) == pytest.approx(full, abs=1e-9)
 
 

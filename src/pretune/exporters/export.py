@@ -304,8 +304,4 @@ def _explain_unsupported(spec: Model) -> str:
         return f"'{layout.model_type}' has no such architecture"
     silent = {"dropout", *IRRELEVANT_FIELDS}
     lost = [path for path in config.diff(roundtrip, spec) if not {*path.split(".")} & silent]
-    return (
-        f"'{layout.model_type}' has no setting for {lost[0]}"
-        if lost
-        else f"'{layout.model_type}' has no names for its weights"
-    )
+    return f"'{layout.model_type}' has no {f'setting for {lost[0]}' if lost else 'names for its weights'}"

@@ -112,13 +112,8 @@ class TextStreamer:
 
     def update(self, text: str) -> None:
         """Emit the new part of a text; a possible start of a stop string or an incomplete character is held back."""
-        truncated_text, is_stopped = self.stops.truncate(text)
-        self._emit(
-            truncated_text,
-            len(truncated_text)
-            if is_stopped
-            else self.stops.count_stable(truncated_text.rstrip(REPLACEMENT_CHARACTER)),
-        )
+        text, is_stopped = self.stops.truncate(text)
+        self._emit(text, len(text) if is_stopped else self.stops.count_stable(text.rstrip(REPLACEMENT_CHARACTER)))
 
     def finish(self, text: str) -> None:
         """Emit the rest of the final text."""

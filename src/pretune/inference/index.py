@@ -163,9 +163,8 @@ class Index:
         else:
             embedder = model if isinstance(model, Embedder) else self.load_embedder(model)
             self.check_embedder(embedder)
-            scores, numbers = self.find_nearest(
-                embedder.with_prompt(self.metadata.get("query_prompt"))(queries).vectors, k
-            )
+            embedder = embedder.with_prompt(self.metadata.get("query_prompt"))
+            scores, numbers = self.find_nearest(embedder(queries).vectors, k)
         return [
             [Hit._make((*self.rows[number], float(score))) for score, number in zip(*row, strict=True) if number >= 0]
             for row in zip(scores, numbers, strict=True)
@@ -245,9 +244,8 @@ def _build_document_embedder(
 
 def _list_new_ids(index: Index, ids: Sequence[str] | None, count: int) -> list[str]:
     """Return the ids of texts to add: by default the next numbers; raises a DataError if one is in the index."""
-    row_ids = (
-        [str(len(index) + number) for number in range(1, count + 1)] if ids is None else [str(name) for name in ids]
-    )
+    first = len(index) + 1
+    row_ids = [*map(str, range(first, first + count) if ids is None else ids)]
     check_unique_ids([name for name, _ in index.rows] + row_ids)
     return row_ids
 
@@ -289,9 +287,8 @@ def search(
     `model` is the index's model or its path; by default the path at which the index was built.
     """
     opened_index = Index.open(index)
-    return opened_index.search(
-        queries, k, model=None if words or model is None else opened_index.load_embedder(model), words=words
-    )
+    embedder = None if words or model is None else opened_index.load_embedder(model)
+    return opened_index.search(queries, k, model=embedder, words=words)
 
 
 def _check_embedder(embedder: Embedder) -> Embedder:

@@ -53,11 +53,9 @@ class TextEncoder(nn.Module):
         """Width of the vectors."""
         if len(self.dense):
             return int(self.dense[-1].out_features)  # type: ignore[arg-type]
-        return (
-            self.model.spec.table
-            if "static" in self.config.pooling
-            else len(self.config.pooling) * self.model.spec.width
-        )
+        if "static" in self.config.pooling:
+            return self.model.spec.table
+        return len(self.config.pooling) * self.model.spec.width
 
     def forward(self, batch: Batch) -> Tensor:
         """Return a vector per cell `[C, W]`; those of padding and unused cells are meaningless."""

@@ -57,9 +57,8 @@ class PaddedPrefill:
         self.model, self.shape, self.torch_compile = ref(model), shape, torch_compile
         self.cache = model.new_cache(shape.rows, shape.length, source=shape.source_length)
         any_tokens = [[0]] * shape.rows
-        self.batch = self._lay_out(any_tokens, any_tokens if shape.source_length else None).to(
-            model.tokens.weight.device
-        )
+        batch = self._lay_out(any_tokens, any_tokens if shape.source_length else None)
+        self.batch = batch.to(model.tokens.weight.device)
         self.lengths = torch.ones_like(self.cache.lengths)
         self._logits = torch.empty(0)
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -68,9 +67,8 @@ class PaddedPrefill:
         self, prompts: Sequence[Sequence[int]], sources: Sequence[Sequence[int]] | None = None
     ) -> tuple[KVCache, Tensor]:
         """Return the cache, and the logits of the next token; both are valid until the next call."""
-        for target, value in zip(
-            _list_tensors(self.batch), _list_tensors(self._lay_out(prompts, sources)), strict=True
-        ):
+        values = _list_tensors(self._lay_out(prompts, sources))
+        for target, value in zip(_list_tensors(self.batch), values, strict=True):
             target.copy_(value)
         if self._graph is None:
             self._run()
@@ -166,9 +164,7 @@ def find_prefill_graph(
     """Return the graph for prompts, captured if their shape was seen before; None if there is none."""
     if model.tokens.weight.device.type != DEVICE:
         return None
-    shape = choose_shape(
-        model, [len(prompt) for prompt in prompts], None if sources is None else [len(source) for source in sources]
-    )
+    shape = choose_shape(model, [*map(len, prompts)], None if sources is None else [*map(len, sources)])
     if shape is None:
         return None
     key = torch_compile, identify_weights(model)

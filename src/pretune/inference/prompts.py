@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -75,13 +76,8 @@ def compile_layers(model: LanguageModel) -> Iterator[None]:
     NOTE: not those of stacks with a position bias, whose kernels were not tried with dynamic shapes.
     """
     stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, TransformerStack)]
-    layers = [
-        layer
-        for stack in stacks
-        if stack.spec.position is None or stack.spec.position.mechanism in ("input", "rotation")
-        for layer in {*stack}
-        if layer._compiled_call_impl is None
-    ]
+    stacks = [stack for stack in stacks if getattr(stack.spec.position, "mechanism", "input") in ("input", "rotation")]
+    layers = [layer for stack in stacks for layer in {*stack} if layer._compiled_call_impl is None]
     raise_graph_limit()
     calls = _COMPILED_CALLS.setdefault(model, {})
     for layer in layers:
@@ -102,13 +98,8 @@ def pack_prompts(
     flat = _flatten(prompts)
     targets = np.full(len(flat.tokens), IGNORE_INDEX)
     targets[flat.offsets[1:] - 1] = 0
-    flat = Sequences(
-        tokens=flat.tokens,
-        offsets=flat.offsets,
-        targets=targets,
-        prefix=flat.lengths if prefix else None,
-        source=None if sources is None else _flatten(sources),
-    )
+    source = None if sources is None else _flatten(sources)
+    flat = replace(flat, targets=targets, prefix=flat.lengths if prefix else None, source=source)
     return pack_in_order(reserve(flat, slots))
 
 

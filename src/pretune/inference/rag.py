@@ -43,19 +43,14 @@ def answer_questions(
     spec, limits = get_language_model(reader).spec, get_length_limits(get_language_model(reader))
     limit = limits[0 if spec.is_encoder_decoder else 1]
     max_length = spec.context if limit is None else limit
-    prompt_tokens = (
-        None if max_length is None else max_length - MARGIN - (0 if spec.is_encoder_decoder else max_new_tokens)
-    )
+    reserved_tokens = MARGIN + (0 if spec.is_encoder_decoder else max_new_tokens)
+    prompt_tokens = None if max_length is None else max_length - reserved_tokens
     if prompt_tokens is not None and prompt_tokens < 1:
         raise UsageError(f"max_new_tokens must leave room for a question in {max_length} tokens, got {max_new_tokens}")
     min_hits = 0 if spec.max_length is not None else 1
-    prompts = [
-        build_prompt(reader, question, question_hits, prompt_tokens, min_hits)
-        for question, question_hits in zip(questions, hits, strict=True)
-    ]
-    dropped_hits = sum(
-        len(question_hits) - hits_read for question_hits, (_, hits_read) in zip(hits, prompts, strict=True)
-    )
+    pairs = zip(questions, hits, strict=True)
+    prompts = [build_prompt(reader, question, found_hits, prompt_tokens, min_hits) for question, found_hits in pairs]
+    dropped_hits = sum(map(len, hits)) - sum(hits_read for _, hits_read in prompts)
     if dropped_hits:
         log.warn(f"{format_count(dropped_hits, 'hits')} dropped: they do not fit into {max_length} tokens")
     texts = generate_texts(reader, [text for text, _ in prompts], config, stop=StopStrings("\n", after_text=True))

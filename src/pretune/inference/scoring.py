@@ -11,6 +11,7 @@ softmax in fp32 at least, a block of rows at a time.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,7 +24,6 @@ from pretune.core import log
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
-from pretune.core.seed import extend_mix, mix_array
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
 from pretune.data.layout import PackedBatch, pack_batches
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, compute_starts, spread
@@ -148,17 +148,18 @@ def compute_token_logprobs(
     logprobs, is_argmax = np.full(int(offsets[-1]), np.nan), np.zeros(int(offsets[-1]), dtype=np.bool_)
     device = language_model.tokens.weight.device.type
     size = config.tokens or BATCH_TOKENS.get(device, BATCH_TOKENS["cpu"])
+    scored_tokens = 0
+
+    def add_progress(count: int) -> None:
+        nonlocal scored_tokens
+        scored_tokens = min(scored_tokens + count, len(logprobs))
+        if on_progress is not None:
+            on_progress(scored_tokens, len(logprobs))
+
     with eval_mode(language_model):
         for part in method.build_queries(fitted_passages):
             scored_tokens = int(part.token_index[0]) if len(part.token_index) else 0
-            result, size = _score_part(
-                language_model,
-                part.sequences,
-                size,
-                config,
-                deduplicate,
-                _accumulate_progress(scored_tokens, len(logprobs), on_progress),
-            )
+            result, size = _score_part(language_model, part.sequences, size, config, deduplicate, add_progress)
             logprobs[part.token_index], is_argmax[part.token_index] = result.logprobs, result.is_argmax
     return TokenLogProbs(
         logprobs=logprobs, is_argmax=is_argmax, offsets=offsets, truncated_passages=fitted_passages.truncated_texts
@@ -171,7 +172,7 @@ def _score_part(
     size: int,
     config: ScoringConfig,
     deduplicate: bool,
-    on_progress: Callable[[int], None] | None,
+    on_progress: Callable[[int], None],
 ) -> tuple[TargetLogProbs, int]:
     """Score a part in batches of `size` tokens, or fewer if memory runs out; returns the size used."""
     precision = torch.bfloat16 if config.precision == "bfloat16" else None
@@ -185,20 +186,6 @@ def _score_part(
                 raise
             size //= 2
             torch.cuda.empty_cache()
-
-
-def _accumulate_progress(start: int, total: int, on_progress: ProgressCallback | None) -> Callable[[int], None] | None:
-    """Return a callback that adds the tokens of a part to those finished before."""
-    if on_progress is None:
-        return None
-    scored_tokens = start
-
-    def add_progress(count: int) -> None:
-        nonlocal scored_tokens
-        scored_tokens = min(scored_tokens + count, total)
-        on_progress(scored_tokens, total)
-
-    return add_progress
 
 
 def score(model: nn.Module, texts: Sequence[str], *, config: ScoringConfig = DEFAULT_SCORING) -> list[float]:
@@ -350,34 +337,21 @@ def find_distinct(sequences: Sequences) -> tuple[Ints, Ints]:
     >>> [part.tolist() for part in find_distinct(texts)]
     [[0, 1], [0, 1, 0]]
     """
-    key, check = _compute_keys(sequences.tokens, sequences.offsets, sequences.segments, sequences.order)
+    groups: dict[tuple[bytes, ...], int] = {}
+    keys = _list_keys(sequences)
     if sequences.source is not None:
-        source_keys = _compute_keys(sequences.source.tokens, sequences.source.offsets)
-        key = key ^ extend_mix(source_keys[0], np.ones(1, np.int64))
-        check = check ^ extend_mix(source_keys[1], np.ones(1, np.int64))
-    _, first_indices, groups = np.unique(key, return_index=True, return_inverse=True)
-    if (check[first_indices][groups] != check).any():  # a hash collision: once in 10^9 texts
-        return np.arange(len(sequences)), np.arange(len(sequences))
-    order = np.argsort(first_indices)  # groups in the order of their first members
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    return first_indices[order], rank[groups]
+        keys = [key + source_key for key, source_key in zip(keys, _list_keys(sequences.source), strict=True)]
+    group_ids = np.array([groups.setdefault(key, len(groups)) for key in keys], dtype=np.int64)
+    return np.unique(group_ids, return_index=True)[1], group_ids
 
 
-def _compute_keys(
-    values: Ints, offsets: Ints, segments: Ints | None = None, order: Ints | None = None
-) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-    """Return two 64-bit hashes [S] over tokens and positions of every sequence."""
-    lengths = np.diff(offsets)
-    places = np.arange(len(values)) - np.repeat(offsets[:-1], lengths)
-    for extra in (segments, order):
-        if extra is not None:
-            places = places * 4 + extra
-    with np.errstate(over="ignore"):
-        hashes = extend_mix(mix_array((0,), values), places)
-        squares = hashes * hashes
-        sums = [np.append(np.uint64(0), np.cumsum(part, dtype=np.uint64)) for part in (hashes, squares)]
-        return sums[0][offsets[1:]] - sums[0][offsets[:-1]], sums[1][offsets[1:]] - sums[1][offsets[:-1]]
+def _list_keys(sequences: Sequences) -> list[tuple[bytes, ...]]:
+    """Return the tokens, segments and order of each sequence as bytes."""
+    columns = [sequences.tokens, sequences.segments, sequences.order]
+    return [
+        tuple(column[start:stop].tobytes() for column in columns if column is not None)
+        for start, stop in pairwise(sequences.offsets.tolist())
+    ]
 
 
 def compute_logprobs(model: LanguageModel, states: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:

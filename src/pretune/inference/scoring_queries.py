@@ -86,18 +86,20 @@ class Passages:
         if max_length is None or is_long is None or not is_long.any():
             return self
         lengths = np.minimum(self.lengths, max_length)
-        removed_tokens = np.minimum(self.lengths - lengths, self.start)  # at the beginning
-        index, offsets = spread(self.offsets[:-1] + removed_tokens, lengths), compute_offsets(lengths)
-        units = self.unit_starts[index]
-        units[offsets[:-1]] = True
+        cropped = self.crop(np.minimum(self.lengths - lengths, self.start), lengths)
+        cropped.unit_starts[cropped.offsets[:-1]] = True
+        return replace(cropped, truncated_texts=self.truncated_texts + int(is_long.sum()))
+
+    def crop(self, first: Ints, lengths: Ints) -> "Passages":
+        """Keep so many tokens of each passage, from its token `first`, which is in its span or before."""
+        index = spread(self.offsets[:-1] + first, lengths)
         return replace(
             self,
             tokens=self.tokens[index],
-            offsets=offsets,
-            start=self.start - removed_tokens,
-            stop=np.minimum(self.stop - removed_tokens, lengths),
-            unit_starts=units,
-            truncated_texts=self.truncated_texts + int(is_long.sum()),
+            offsets=compute_offsets(lengths),
+            start=self.start - first,
+            stop=np.minimum(self.stop - first, lengths),
+            unit_starts=self.unit_starts[index],
         )
 
 
@@ -200,20 +202,11 @@ class MaskedScoring:
             yield ScoringQuery(replace(copies, targets=targets, order=order), first + np.arange(len(positions)))
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedNextScoring:
+class MaskedNextScoring(MaskedScoring):
     """Scoring by a decoder of `masked_next`: copies as in `MaskedScoring`; the position before a token predicts it."""
 
-    template: TokenTemplate
-    mask: int
-    mask_word_rest: bool = True
-
-    def get_max_passage(self, max_length: int) -> int:
-        return max_length - self.template.special_count
-
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
-        masking = MaskedScoring(self.template, self.mask, self.mask_word_rest)
-        for sequences, token_index in masking.build_queries(passages):
+        for sequences, token_index in super().build_queries(passages):
             assert sequences.targets is not None
             targets = np.append(sequences.targets[1:], IGNORE_INDEX)
             targets[sequences.offsets[1:] - 1] = IGNORE_INDEX  # the first token of a text without a prefix has no score
@@ -239,14 +232,14 @@ class EncoderDecoderScoring:
     def build_queries(self, passages: Passages) -> Iterator[ScoringQuery]:
         cost = passages.lengths * (1 + self.whole_text) + self.template.special_count + len(self.lead) + len(self.blank)
         for part, first in split_into_chunks(passages, cost):
-            target = part if self.whole_text else _extract_spans(part)
+            target = part if self.whole_text else part.crop(part.start, part.span_lengths)
             source = _blank_spans(part, self.template, self.blank)
             yield _build_query(_build_inputs(target, self.lead), target, first, len(self.lead) - 1, source)
 
 
 def split_into_chunks(passages: Passages, cost: Ints) -> Iterator[tuple[Passages, int]]:
     """Yield passages in parts of about `CHUNK_TOKENS`, with the number of each part's first scored token."""
-    number = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(passages.span_lengths)))
+    number = compute_offsets(passages.span_lengths)
     part = (np.cumsum(cost) - cost) // CHUNK_TOKENS  # [S]
     edges = np.flatnonzero(np.diff(part)) + 1
     for low, high in zip((0, *edges.tolist()), (*edges.tolist(), len(passages)), strict=True):
@@ -282,26 +275,13 @@ def _build_query(
     has_context = positions >= 0
     target_positions = positions + np.repeat(inputs.offsets[:-1], part.span_lengths)
     targets = np.full(len(inputs.tokens), IGNORE_INDEX)
-    targets[target_positions[has_context]] = part.tokens[spread(part.offsets[:-1] + part.start, part.span_lengths)][
-        has_context
-    ]
+    scored_tokens = part.tokens[spread(part.offsets[:-1] + part.start, part.span_lengths)]
+    targets[target_positions[has_context]] = scored_tokens[has_context]
     sequences = Sequences(tokens=inputs.tokens, offsets=inputs.offsets, targets=targets, source=source)
     non_empty = np.flatnonzero(inputs.lengths > 0)
     if len(non_empty) < len(inputs):
         sequences = sequences.take(non_empty)
     return ScoringQuery(sequences, first + np.flatnonzero(has_context))
-
-
-def _extract_spans(part: Passages) -> Passages:
-    """Return the scored spans as passages."""
-    index = spread(part.offsets[:-1] + part.start, part.span_lengths)
-    return Passages(
-        tokens=part.tokens[index],
-        offsets=compute_offsets(part.span_lengths),
-        start=np.zeros_like(part.start),
-        stop=part.span_lengths,
-        unit_starts=part.unit_starts[index],
-    )
 
 
 def _blank_spans(part: Passages, template: TokenTemplate, blank: tuple[int, ...]) -> Sequences:
@@ -313,9 +293,8 @@ def _blank_spans(part: Passages, template: TokenTemplate, blank: tuple[int, ...]
     out[spread(offsets[:-1], prefix_lengths)] = part.tokens[spread(part.offsets[:-1], prefix_lengths)]
     for index, token in enumerate(blank):
         out[offsets[:-1] + prefix_lengths + index] = token
-    out[spread(offsets[1:] - suffix_lengths, suffix_lengths)] = part.tokens[
-        spread(part.offsets[:-1] + part.stop, suffix_lengths)
-    ]
+    suffixes = spread(part.offsets[:-1] + part.stop, suffix_lengths)
+    out[spread(offsets[1:] - suffix_lengths, suffix_lengths)] = part.tokens[suffixes]
     if template.special_count == 0 and (lengths == 0).any():
         raise UsageError("an encoder-decoder needs an input: pass a source, or a text with a mask")
     return _add_special_tokens(template, out, lengths)

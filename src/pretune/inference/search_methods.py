@@ -116,12 +116,9 @@ def search_exact(parts: Sequence[Floats], queries: Floats, k: int, *, rows: int 
             block_scores = queries @ np.asarray(part[start : start + rows]).T
             if not np.isfinite(block_scores).all():
                 raise NonFiniteError("the index has non-finite vectors; build it again with `pretune index`")
-            block_numbers = np.broadcast_to(
-                np.arange(first + start, first + start + block_scores.shape[1]), block_scores.shape
-            )
-            scores, numbers = _select_top_k(
-                np.concatenate((scores, block_scores), axis=1), np.concatenate((numbers, block_numbers), axis=1), k
-            )
+            block_numbers = np.broadcast_to(first + start + np.arange(block_scores.shape[1]), block_scores.shape)
+            scores, numbers = np.hstack((scores, block_scores)), np.hstack((numbers, block_numbers))
+            scores, numbers = _select_top_k(scores, numbers, k)
         first += len(part)
     return scores, numbers
 
@@ -182,9 +179,8 @@ def search_faiss(file: Path, parts: Sequence[Floats], method: str, queries: Floa
         index.quantizer.add(centroids)
         index.is_trained, start = True, 0
         for part in map(np.ascontiguousarray, parts):
-            part_cells = np.ascontiguousarray(
-                cells[start : start + len(part)]
-            )  # NOTE: named, so that it outlives the call
+            # NOTE: named, so that it outlives the call.
+            part_cells = np.ascontiguousarray(cells[start : start + len(part)])
             index.add_core(len(part), faiss.swig_ptr(part), None, faiss.swig_ptr(part_cells))
             start += len(part)
         # The smallest cells that hold k vectors: any other cells hold as many.
@@ -248,10 +244,7 @@ def _read_arrays(file: Path, **formats: tuple[str, tuple[int | None, ...]]) -> l
             if name not in tensors.keys():  # noqa: SIM118 (not a mapping)
                 raise _make_damage_error(file, f"no '{name}'")
             part = tensors.get_slice(name)
-            sizes = [
-                actual_size if size is None else size
-                for actual_size, size in zip(part.get_shape(), shape, strict=False)
-            ]
+            sizes = [actual if size is None else size for actual, size in zip(part.get_shape(), shape, strict=False)]
             if part.get_dtype() != dtype or part.get_shape() != sizes or len(sizes) != len(shape) or 0 in sizes:
                 raise _make_damage_error(file, f"'{name}' of {part.get_dtype()} {part.get_shape()}")
             arrays.append(tensors.get_tensor(name).numpy())

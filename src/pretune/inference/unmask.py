@@ -11,7 +11,7 @@ a text without those either a run of three or more underscores.
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -56,10 +56,8 @@ class Blanks:
             if len(parts) > 1:
                 return cls(tuple(parts))
         first = next(iter(spellings), BLANK_SPELLINGS)
-        allowed_spellings = (
-            BLANK_SPELLINGS if first in BLANK_SPELLINGS else f"{first} (this model's), {BLANK_SPELLINGS}"
-        )
-        raise UsageError(f"no mask in '{_shorten(text)}'; write it as {allowed_spellings}")
+        own_spelling = "" if first in BLANK_SPELLINGS else f"{first} (this model's), "
+        raise UsageError(f"no mask in '{_shorten(text)}'; write it as {own_spelling}{BLANK_SPELLINGS}")
 
     @property
     def count(self) -> int:
@@ -67,10 +65,8 @@ class Blanks:
 
     def fill(self, words: list[str]) -> str:
         """Insert a word into each mask."""
-        out = [self.parts[0]]
-        for word, part in zip(words, self.parts[1:], strict=True):
-            out += [word, part]
-        return "".join(out)
+        pairs = zip(words, self.parts[1:], strict=True)
+        return self.parts[0] + "".join(word + part for word, part in pairs)
 
     def follows_space(self, blank: int) -> bool:
         """Return True if whitespace precedes a mask."""
@@ -119,11 +115,9 @@ def unmask(
     if max_pieces == 1:
         queries = [(text, _find_masks(text, mask)) for text in encoded_texts]
         return [[_predict_single(tokenizer, row, k) for row in rows] for rows in _compute_logprobs(model, queries)]
+    search = WordSearch(model=model, tokenizer=tokenizer, k=k, max_pieces=max_pieces)
     return [
-        [
-            _predict_words(model, tokenizer, blanks, text, blank, k=k, max_pieces=max_pieces)
-            for blank in range(blanks.count)
-        ]
+        [search.predict(blanks, text, blank) for blank in range(blanks.count)]
         for blanks, text in zip(texts, encoded_texts, strict=True)
     ]
 
@@ -168,64 +162,54 @@ def _predict_single(tokenizer: Tokenizer, logprobs: Tensor, k: int) -> list[Fill
     ]
 
 
-def _predict_words(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    blanks: Blanks,
-    text: TemplatedTokens,
-    blank: int,
-    *,
-    k: int,
-    max_pieces: int,
-) -> list[FillPrediction]:
-    """Return the best whole words of one token, of two, …"""
-    pieces = get_piece_masks(tokenizer, model.spec.vocab)
-    is_text_start = blank == 0 and not blanks.parts[0]
-    allowed_first = pieces.is_complete & (
-        pieces.starts_text if is_text_start else pieces.starts_word if blanks.follows_space(blank) else pieces.is_text
-    )
-    predictions: dict[str, tuple[float, FillPrediction]] = {}
-    for count in range(1, max_pieces + 1):
-        partials = [_PartialWord([], 0.0)]
-        for step in range(count):
-            allowed_tokens = allowed_first if step == 0 else pieces.continues_word
-            partials = _extend_words(
-                model, text, tokenizer.special["mask"], blank, partials, count, allowed_tokens, k * BEAM_FACTOR
-            )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordSearch:
+    """Search for whole words of one token, of two, …, up to `max_pieces`."""
+
+    model: LanguageModel
+    tokenizer: Tokenizer
+    k: int
+    max_pieces: int
+
+    def predict(self, blanks: Blanks, text: TemplatedTokens, blank: int) -> list[FillPrediction]:
+        """Return the best words for a mask of a text."""
+        pieces = get_piece_masks(self.tokenizer, self.model.spec.vocab)
+        allowed_first = pieces.starts_word if blanks.follows_space(blank) else pieces.is_text
+        if blank == 0 and not blanks.parts[0]:
+            allowed_first = pieces.starts_text
+        position = _find_masks(text, self.tokenizer.special["mask"])[blank]
+        predictions: dict[str, tuple[float, FillPrediction]] = {}
+        for count in range(1, self.max_pieces + 1):
+            partials = [_PartialWord([], 0.0)]
+            for step in range(count):
+                allowed_tokens = pieces.continues_word if step else allowed_first & pieces.is_complete
+                partials = self._extend(text, position, partials, count, allowed_tokens)
+            for partial in partials:
+                word = self.tokenizer.decode(partial.tokens).strip()
+                mean_logprob = partial.logprob / count
+                if word and (word not in predictions or mean_logprob > predictions[word][0]):
+                    probability = float(np.exp(partial.logprob))
+                    predictions[word] = mean_logprob, FillPrediction(word, probability, partial.tokens)
+        candidates = sorted(predictions.values(), key=lambda pair: -pair[0])
+        return [prediction for _, prediction in candidates[: self.k]]
+
+    def _extend(
+        self, text: TemplatedTokens, position: int, partials: list[_PartialWord], count: int, allowed_tokens: Tensor
+    ) -> list[_PartialWord]:
+        """Extend words of `count` tokens by one token; returns the best."""
+        max_words, mask = self.k * BEAM_FACTOR, self.tokenizer.special["mask"]
+        queries = []
         for partial in partials:
-            word = tokenizer.decode(partial.tokens).strip()
-            mean_logprob = partial.logprob / count
-            if word and (word not in predictions or mean_logprob > predictions[word][0]):
-                predictions[word] = mean_logprob, FillPrediction(word, float(np.exp(partial.logprob)), partial.tokens)
-    candidates = sorted(predictions.values(), key=lambda pair: -pair[0])
-    return [prediction for _, prediction in candidates[:k]]
-
-
-def _extend_words(
-    model: LanguageModel,
-    text: TemplatedTokens,
-    mask: int,
-    blank: int,
-    partials: list[_PartialWord],
-    count: int,
-    allowed_tokens: Tensor,
-    max_words: int,
-) -> list[_PartialWord]:
-    """Extend words by one token; returns the `max_words` best."""
-    position = _find_masks(text, mask)[blank]
-    queries = []
-    for partial in partials:
-        tokens = [*partial.tokens, *[mask] * (count - len(partial.tokens))]
-        queries.append((_expand_mask(text, position, tokens), [position + len(partial.tokens)]))
-    longer_words = []
-    for partial, logprobs in zip(partials, _compute_logprobs(model, queries), strict=True):
-        best, index = logprobs[0].masked_fill(~allowed_tokens, float("-inf")).topk(min(max_words, logprobs.shape[1]))
-        longer_words += [
-            _PartialWord([*partial.tokens, token], partial.logprob + logprob)
-            for token, logprob in zip(index.tolist(), best.tolist(), strict=True)
-            if logprob > float("-inf")
-        ]
-    return sorted(longer_words, key=lambda partial: -partial.logprob)[:max_words]
+            tokens = [*partial.tokens, *[mask] * (count - len(partial.tokens))]
+            queries.append((_expand_mask(text, position, tokens), [position + len(partial.tokens)]))
+        longer_words = []
+        for partial, logprobs in zip(partials, _compute_logprobs(self.model, queries), strict=True):
+            logprobs = logprobs[0].masked_fill(~allowed_tokens, float("-inf"))
+            best, index = logprobs.topk(min(max_words, len(logprobs)))
+            for token, logprob in zip(index.tolist(), best.tolist(), strict=True):
+                if logprob > float("-inf"):
+                    longer_words.append(_PartialWord([*partial.tokens, token], partial.logprob + logprob))
+        return sorted(longer_words, key=lambda partial: -partial.logprob)[:max_words]
 
 
 def _expand_mask(text: TemplatedTokens, position: int, pieces: list[int]) -> TemplatedTokens:
@@ -262,14 +246,9 @@ def _build_batch(model: LanguageModel, queries: Sequence[tuple[TemplatedTokens, 
     if model.spec.shape == "two-stream":
         order = np.zeros(int(offsets[-1]), dtype=np.int64)
         order[positions] = 1
-    segments = np.concatenate([text.segments for text, _ in queries])
-    flat = Sequences(
-        tokens=np.concatenate([text.ids for text, _ in queries]),
-        offsets=offsets,
-        targets=targets,
-        order=order,
-        segments=segments if segments.any() else None,
-    )
+    tokens, segments = (np.concatenate(part) for part in zip(*((t.ids, t.segments) for t, _ in queries), strict=True))
+    flat = Sequences(tokens=tokens, offsets=offsets, targets=targets, order=order)
+    flat = replace(flat, segments=segments) if segments.any() else flat
     return pack_in_order(reserve(flat, count_prompt_slots(model)))
 
 

@@ -12,6 +12,7 @@ static vectors as well. Other static vectors are the rows of a table: they are n
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -183,11 +184,9 @@ class Explainer(RunPredictor):
     def explain(self, items: Sequence[Any], *, task: str | None, label: str | None) -> list[dict[str, Any]]:
         """Return the importance for the predicted labels, or for another one."""
         run = self.select_run(task)
-        predictor, saved_task = run.load_predictor(), run.saved_task
-        examples = [saved_task.build_example(item, "input") for item in items]
-        return [
-            asdict(compute_importance(predictor.model, predictor.encoder, example, label=label)) for example in examples
-        ]
+        predictor, examples = run.load_predictor(), [run.saved_task.build_example(item, "input") for item in items]
+        explain = partial(compute_importance, predictor.model, predictor.encoder, label=label)
+        return [asdict(explain(example)) for example in examples]
 
 
 class TextScorer(Capability):

@@ -273,16 +273,15 @@ def _encode(
         tokens, size = [int(token) for token in prompt], len(prompt)
         if not size or not all(0 <= token < model.spec.vocab for token in tokens):
             raise UsageError(f"a prompt of tokens needs at least one id, from 0 to {model.spec.vocab - 1}")
-    total, limit, extra, remedy = (
-        size + new_tokens,
-        new_limit,
-        f" and {new_tokens} new ones were requested",
-        ", or lower max_tokens",
-    )
-    if model.spec.is_encoder_decoder:
-        if new_tokens > new_limit:
-            raise UsageError(f"max_tokens must be <= {new_limit}, the model's limit, got {new_tokens}")
-        total, limit, extra, remedy = size, limits.max_length if source_limit is None else source_limit, "", ""
-    if total > limit:
-        raise UsageError(f"the prompt has {size} tokens{extra}; the limit of the model is {limit}; shorten it{remedy}")
+    is_encoder_decoder = model.spec.is_encoder_decoder
+    if is_encoder_decoder and new_tokens > new_limit:
+        raise UsageError(f"max_tokens must be <= {new_limit}, the model's limit, got {new_tokens}")
+    source_limit = limits.max_length if source_limit is None else source_limit
+    if is_encoder_decoder and size > source_limit:
+        raise UsageError(f"the prompt has {size} tokens; the limit of the model is {source_limit}; shorten it")
+    if not is_encoder_decoder and size + new_tokens > new_limit:
+        raise UsageError(
+            f"the prompt has {size} tokens and {new_tokens} new ones were requested; the limit of the model is "
+            f"{new_limit}; shorten it, or lower max_tokens"
+        )
     return tokens

@@ -290,9 +290,8 @@ class Engine:
 
     async def search(self, model: str, queries: Sequence[str], *, k: int = 10, bm25: bool = False) -> list[Any]:
         """Search an index by meaning, or by BM25."""
-        return await self._run(
-            model, IndexSearcher, queries, partial(IndexSearcher.run, k=self._check_count(k), words=bm25)
-        )
+        work = partial(IndexSearcher.run, k=self._check_count(k), words=bm25)
+        return await self._run(model, IndexSearcher, queries, work)
 
     async def neighbors(
         self,

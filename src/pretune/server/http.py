@@ -74,13 +74,9 @@ def build_protocol(limits: ServerConfig) -> type[H11Protocol]:
             fault, error = sys.exception(), HttpError(400, "invalid HTTP request")
             if isinstance(fault, h11.RemoteProtocolError) and fault.error_status_hint == 431:
                 error = HttpError(431, format_header_limits(limits))
-            events = (
-                h11.Response(status_code=error.status, headers=[*error.headers, ("connection", "close")]),
-                h11.Data(data=error.content),
-                h11.EndOfMessage(),
-            )
+            response = h11.Response(status_code=error.status, headers=[*error.headers, ("connection", "close")])
             with contextlib.suppress(h11.LocalProtocolError):
-                for event in events:
+                for event in (response, h11.Data(data=error.content), h11.EndOfMessage()):
                     self.transport.write(self.conn.send(event) or b"")
             self.is_refused = True
             self.transport.write_eof()

@@ -111,10 +111,9 @@ def describe_inputs(served_model: ServedModel) -> dict[str, Any]:
     if network is not None:
         out["max_length"] = network.spec.max_length
     if served_model.can(AttentionViewer):
-        out["attention"] = {
-            part: {"layers": stack.depth, "heads": count_heads(stack, is_cross=part == "cross")}
-            for part, stack in list_parts(model.get_network()).items()
-        }
+        parts = list_parts(model.get_network()).items()
+        heads = {part: count_heads(stack, is_cross=part == "cross") for part, stack in parts}
+        out["attention"] = {part: {"layers": stack.depth, "heads": heads[part]} for part, stack in parts}
     if model.run is not None:
         out["tasks"] = [_describe_task(task) for task in _list_tasks(model.run)]
     return out
@@ -129,12 +128,8 @@ def _list_tasks(run: FinetunedRun) -> list[SavedTask]:
 def _describe_task(saved_task: SavedTask) -> dict[str, Any]:
     inputs = get_type(saved_task.build_task()).inputs
     needs_pair = inputs.second_text == "required" or saved_task.pair is not None
-    return {
-        "name": saved_task.name,
-        "kind": saved_task.task_kind,
-        "labels": list(saved_task.labels),
-        "has_pair": needs_pair,
-    }
+    labels = list(saved_task.labels)
+    return {"name": saved_task.name, "kind": saved_task.task_kind, "labels": labels, "has_pair": needs_pair}
 
 
 def build_card(model: LoadedModel) -> dict[str, Any]:
@@ -178,17 +173,11 @@ def _describe_run(run: RunRecord) -> dict[str, Any]:
             "sources": [facts.SOURCE_HEADER, *facts.list_sources(run.card)],
             "facts": build_data_rows(run.card),
         }
-    curves = {name: [line for line in series if line.points] for name, series in build_learning_curves([run]).items()}
-    out["curves"] = [
-        {
-            "name": name,
-            "lines": [
-                {"name": line.name, "points": [*zip(*average_points(line.points), strict=True)]} for line in series
-            ],
-        }
-        for name, series in curves.items()
-        if series
-    ]
+    for name, series in build_learning_curves([run]).items():
+        lines = [(line.name, [*zip(*average_points(line.points), strict=True)]) for line in series if line.points]
+        if lines:
+            curve = {"name": name, "lines": [{"name": label, "points": points} for label, points in lines]}
+            out.setdefault("curves", []).append(curve)
     return out
 
 

@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -185,9 +186,5 @@ def _open_sessions(folder: Path, names: Sequence[str], suffix: str = "") -> dict
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
-    return {
-        name: onnxruntime.InferenceSession(
-            folder / FOLDER / f"{name}{suffix}.onnx", options, providers=["CPUExecutionProvider"]
-        )
-        for name in names
-    }
+    open_session = partial(onnxruntime.InferenceSession, providers=["CPUExecutionProvider"])
+    return {name: open_session(folder / FOLDER / f"{name}{suffix}.onnx", options) for name in names}
