@@ -86,9 +86,9 @@ class Passages:
         if max_length is None or is_long is None or not is_long.any():
             return self
         lengths = np.minimum(self.lengths, max_length)
-        cropped = self.crop(np.minimum(self.lengths - lengths, self.start), lengths)
-        cropped.unit_starts[cropped.offsets[:-1]] = True
-        return replace(cropped, truncated_texts=self.truncated_texts + int(is_long.sum()))
+        short_passages = self.crop(np.minimum(self.lengths - lengths, self.start), lengths)
+        short_passages.unit_starts[short_passages.offsets[:-1]] = True
+        return replace(short_passages, truncated_texts=self.truncated_texts + int(is_long.sum()))
 
     def crop(self, first: Ints, lengths: Ints) -> "Passages":
         """Keep so many tokens of each passage, from its token `first`, which is in its span or before."""
