@@ -13,9 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pretune.core.table import format_markdown
-
-from pretune.core.log import format_duration, format_number
+from pretune.core.log import format_duration, format_markdown, format_number
 from pretune.reports.study import (
     format_command,
     format_difference,
