@@ -26,24 +26,11 @@ def test_slots_stand_before_each_sequence() -> None:
     slotted_sequences = reserve(sequences, 2)
     assert slotted_sequences.tokens.tolist() == [0, 0, 5, 6, 7, 0, 0, 0, 0, 8]
     assert slotted_sequences.offsets.tolist() == [0, 5, 7, 10]
-    assert slotted_sequences.special is not None and slotted_sequences.special.tolist() == [
-        True,
-        True,
-        True,
-        False,
-        False,
-        True,
-        True,
-        True,
-        True,
-        False,
-    ]
-    assert slotted_sequences.targets is not None and slotted_sequences.targets.tolist() == [
-        *[IGNORE_INDEX] * 3,
-        9,
-        *[IGNORE_INDEX] * 5,
-        4,
-    ]
+    assert slotted_sequences.special is not None
+    assert np.flatnonzero(~slotted_sequences.special).tolist() == [3, 4, 9]
+    ignored = [IGNORE_INDEX]
+    assert slotted_sequences.targets is not None
+    assert slotted_sequences.targets.tolist() == ignored * 3 + [9] + ignored * 5 + [4]
     assert slotted_sequences.prefix is not None and slotted_sequences.prefix.tolist() == [4, 0, 0]
     assert slotted_sequences.words is None
     same = reserve(sequences, 0)

@@ -56,7 +56,7 @@ def test_words_of_one_topic_lie_together_and_the_seed_decides_all(spec: Word2Vec
     assert {word[0] for word, _ in first.find_nearest("a3", 5)} == {"a"}
 
 
-def inputs(mode: str) -> tuple[torch.Tensor, torch.Tensor, word2vec.NeighborMasks, torch.Tensor]:
+def inputs() -> tuple[torch.Tensor, torch.Tensor, word2vec.NeighborMasks, torch.Tensor]:
     """Two texts of a few words, each word with its own window, and shared negatives."""
     torch.manual_seed(4)
     n, groups = 40, 2
@@ -79,7 +79,7 @@ def against(x: torch.Tensor, times: torch.Tensor, negatives: torch.Tensor) -> to
 
 
 def test_skip_gram_has_the_gradient_of_its_loss() -> None:
-    x, y, neighbors, negatives = inputs("skip_gram")
+    x, y, neighbors, negatives = inputs()
     gain, times = x.new_zeros(()), x.new_zeros(len(x))
     for d, after_mask, before_mask in neighbors:
         for i in range(len(x) - d):
@@ -99,7 +99,7 @@ def test_skip_gram_has_the_gradient_of_its_loss() -> None:
 
 
 def test_cbow_gives_each_word_of_a_window_the_gradient_of_their_mean() -> None:
-    x, y, neighbors, negatives = inputs("cbow")
+    x, y, neighbors, negatives = inputs()
     weight = x.new_zeros(len(x), len(x))  # who is in whose window
     for d, after_mask, before_mask in neighbors:
         for i in range(len(x) - d):

@@ -15,8 +15,9 @@ from pretune.training.step import StepMetrics, TrainState
 class Clock:
     """A run whose steps take a second each, as far as a pace can tell."""
 
-    def __init__(self, pace: TrainingClock, state: TrainState, first: float = 1.0) -> None:
-        self.pace, self.state, self.first = pace, state, first
+    def __init__(self, first: float = 1.0, state: TrainState | None = None, **settings: Any) -> None:
+        self.pace = TrainingClock(**{"schedule": LinearSchedule(), **settings})
+        self.state, self.first = state or TrainState(), first
         self.start_time = 0.0
         self.ranks = Ranks(torch.device("cpu"))
         self.rates: list[float] = []
@@ -29,25 +30,27 @@ class Clock:
             self.rates.append(self.pace.compute_lr_factor(self.state))
             began = self.state.elapsed_seconds
             self.state.elapsed_seconds = began + (self.first if self.state.step == first else 1.0)
-            report = StepMetrics(
-                step=self.state.step,
-                ok=True,
-                norm=1.0,
-                tokens=1,
-                stop_requested=False,
-                elapsed_seconds=began,
-                lr=0,
-                terms={},
-                loss=0,
-            )
             self.state.step += 1
-            self.pace(self, [report])  # type: ignore[arg-type]
+            self.report(began)
         self.state.phases.append(self.state.step)
+
+    def report(self, began: float) -> None:
+        """Tell the pace of the last step."""
+        values: dict[str, Any] = {
+            "norm": 1.0,
+            "tokens": 1,
+            "stop_requested": False,
+            "lr": 0.0,
+            "terms": {},
+            "loss": 0.0,
+        }
+        metrics = StepMetrics(step=self.state.step - 1, ok=True, elapsed_seconds=began, **values)
+        self.pace(self, [metrics])  # type: ignore[arg-type]
 
 
 def test_by_steps() -> None:
-    pace, state = TrainingClock(schedule=LinearSchedule(warmup=2), steps=10, phase_ends=(0.9, 1.0)), TrainState()
-    clock = Clock(pace, state)
+    clock = Clock(schedule=LinearSchedule(warmup=2), steps=10, phase_ends=(0.9, 1.0))
+    pace, state = clock.pace, clock.state
     clock.phase(0)
     assert state.step == 9 and pace.compute_progress(state) == 0.9
     clock.phase(1)
@@ -65,11 +68,8 @@ def test_phases_end_at_shares_of_the_steps(steps: int, share: float, last: int) 
 
 def test_by_the_clock() -> None:
     """It ends when what is kept back begins; its rate has come down to nearly nothing; all of it is remembered."""
-    pace, state = (
-        TrainingClock(schedule=LinearSchedule(warmup=0.05), budget=100.0, phase_ends=(1.0,), reserve=10.0),
-        TrainState(),
-    )
-    clock = Clock(pace, state)
+    clock = Clock(schedule=LinearSchedule(warmup=0.05), budget=100.0, phase_ends=(1.0,), reserve=10.0)
+    state = clock.state
     clock.phase(0)
     assert 85 < state.elapsed_seconds <= 91
     assert max(clock.rates) > 0.9 and clock.rates[-1] < 0.05
@@ -78,11 +78,8 @@ def test_by_the_clock() -> None:
 
 
 def test_phases_by_the_clock() -> None:
-    pace, state = (
-        TrainingClock(schedule=LinearSchedule(), budget=100.0, phase_ends=(0.9, 1.0), reserve=10.0),
-        TrainState(),
-    )
-    clock = Clock(pace, state, first=5.0)
+    clock = Clock(first=5.0, budget=100.0, phase_ends=(0.9, 1.0), reserve=10.0)
+    state = clock.state
     clock.phase(0)
     assert 70 < state.elapsed_seconds < 90
     clock.phase(1)
@@ -90,22 +87,19 @@ def test_phases_by_the_clock() -> None:
 
 
 def test_a_clock_that_is_over_at_once() -> None:
-    pace, state = TrainingClock(schedule=LinearSchedule(), budget=5.0, reserve=10.0), TrainState(elapsed_seconds=1.0)
-    Clock(pace, state).phase(0)
-    assert state.step <= 2
+    clock = Clock(state=TrainState(elapsed_seconds=1.0), budget=5.0, reserve=10.0)
+    clock.phase(0)
+    assert clock.state.step <= 2
 
 
 def test_repeated() -> None:
     """A run that begins with the numbers of another has its rates and phases, whatever its own clock says."""
-    pace, state = (
-        TrainingClock(schedule=LinearSchedule(), budget=60.0, phase_ends=(0.5, 1.0), reserve=3.0),
-        TrainState(),
-    )
-    first = Clock(pace, state, first=4.0)
+    first = Clock(first=4.0, budget=60.0, phase_ends=(0.5, 1.0), reserve=3.0)
+    state = first.state
     for number in range(2):
         first.phase(number)
     repeat = TrainState(progress=[*state.progress], planned_ends=[state.phases[1], state.step])
-    second = Clock(TrainingClock(schedule=LinearSchedule(), budget=60.0, phase_ends=(0.5, 1.0)), repeat, first=900.0)
+    second = Clock(first=900.0, state=repeat, budget=60.0, phase_ends=(0.5, 1.0))
     for number in range(2):
         second.phase(number)
     assert second.rates == first.rates and repeat.phases[:2] == state.phases[:2] and repeat.progress == state.progress
@@ -118,11 +112,10 @@ def test_ranks_agree_on_what_a_phase_takes_to_begin() -> None:
         def broadcast_object(self, value: Any) -> Any:
             return 7.0
 
-    pace, state = TrainingClock(schedule=LinearSchedule(), budget=100.0, phase_ends=(0.5, 1.0)), TrainState()
-    clock = Clock(pace, state)
+    clock = Clock(budget=100.0, phase_ends=(0.5, 1.0))
     clock.ranks = First(torch.device("cpu"), rank=1, world=2)
     clock.phase(0)
-    assert state.lead == 7.0
+    assert clock.state.lead == 7.0
 
 
 @pytest.mark.parametrize("step", [0.1, 1.0, 4.0])
@@ -133,11 +126,8 @@ def test_what_comes_after_the_last_step_is_kept_for(
     """By a clock of its own: halfway the machine becomes slower, the last evaluation and save with it."""
     now, later_value = 20.0, 12.0
     monkeypatch.setattr("pretune.training.clock.time.monotonic", lambda: now)
-    pace, state = (
-        TrainingClock(schedule=LinearSchedule(), budget=200.0, phase_ends=(0.9, 1.0), reserve=later_value),
-        TrainState(elapsed_seconds=now),
-    )
-    clock = Clock(pace, state)
+    clock = Clock(state=TrainState(elapsed_seconds=now), budget=200.0, phase_ends=(0.9, 1.0), reserve=later_value)
+    pace, state = clock.pace, clock.state
     speed: Callable[[], float] = lambda: slower if now > 100.0 else 1.0  # noqa: E731
     for phase in range(2):
         pace.start_phase(state)
@@ -146,8 +136,7 @@ def test_what_comes_after_the_last_step_is_kept_for(
             state.elapsed_seconds = began = now  # the loop knows when a step began, once it has ended
             now += step * speed()
             state.step += 1
-            values = {"norm": 1.0, "tokens": 1, "stop_requested": False, "lr": 0.0, "terms": {}, "loss": 0.0}
-            pace(clock, [StepMetrics(step=state.step - 1, ok=True, elapsed_seconds=began, **values)])  # type: ignore[arg-type]
+            clock.report(began)
         state.phases.append(state.step)
     now += later_value * speed()
     assert 200.0 * 0.8 < now <= 200.0

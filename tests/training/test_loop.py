@@ -90,6 +90,11 @@ def weights(loop: Loop) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in loop.module.model.named_parameters()}
 
 
+def assert_same_weights(loop: Loop, baseline: Loop, *, rtol: float = 0.0, atol: float = 0.0) -> None:
+    for name, value in weights(baseline).items():
+        torch.testing.assert_close(weights(loop)[name], value, rtol=rtol, atol=atol, msg=name)
+
+
 def test_the_same_as_plain_torch() -> None:
     loop = looped(clip=0.5)
     model = copy.deepcopy(loop.module.model)
@@ -125,18 +130,25 @@ def test_micro_batches_do_not_change_what_is_learnt(micro: int) -> None:
     run(item)
     run(several)
     assert item.state.tokens == several.state.tokens == sum(sum(map(len, sequences(step))) for step in range(5))
-    for name, value in weights(item).items():
-        torch.testing.assert_close(weights(several)[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert_same_weights(several, item, rtol=1e-4, atol=1e-5)
 
 
-class Poisoned:
-    """An objective whose loss is not finite at some steps."""
+class Wrapped:
+    """The causal objective, for a loss that is another."""
 
-    def __init__(self, bad: Callable[[int], bool], value: float = math.nan) -> None:
-        self.inner, self.bad, self.value, self.step = objective("causal"), bad, value, 0
+    def __init__(self) -> None:
+        self.inner, self.step = objective("causal"), 0
 
     def counts(self, batch: Batch) -> Any:
         return self.inner.counts(batch)
+
+
+class Poisoned(Wrapped):
+    """An objective whose loss is not finite at some steps."""
+
+    def __init__(self, bad: Callable[[int], bool], value: float = math.nan) -> None:
+        super().__init__()
+        self.bad, self.value = bad, value
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         result = self.inner.loss(model, batch)
@@ -186,17 +198,14 @@ def test_a_weight_that_is_not_finite_ends_the_run() -> None:
     assert loop.state.step == MAX_SKIPPED_STEPS
 
 
-class Full:
+class Full(Wrapped):
     """A device whose memory holds micro-batches of so many sequences."""
 
     def __init__(self, most: int) -> None:
-        self.inner, self.most, self.tried = objective("causal"), most, 0
-
-    def counts(self, batch: Batch) -> Any:
-        return self.inner.counts(batch)
+        super().__init__()
+        self.most = most
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        self.tried += 1
         if batch.rows > self.most:
             raise torch.OutOfMemoryError("out of memory")
         return self.inner.loss(model, batch)
@@ -208,8 +217,7 @@ def test_out_of_memory_halves_the_micro_batch_and_nothing_else() -> None:
     run(tight, 3)
     assert tight.state.micro > 1 and tight.state.min_micro == tight.state.micro
     assert tight.state.tokens == calm.state.tokens
-    for name, value in weights(calm).items():
-        torch.testing.assert_close(weights(tight)[name], value, rtol=1e-4, atol=1e-5, msg=name)
+    assert_same_weights(tight, calm, rtol=1e-4, atol=1e-5)
 
 
 def test_out_of_memory_with_one_row_is_told() -> None:

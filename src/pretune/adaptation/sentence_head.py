@@ -34,8 +34,13 @@ from pretune.nn.heads import PoolingConfig, PoolingMode, Transform
 from pretune.nn.layers import ActivationName
 
 MODES: dict[PoolingMode, Pooling] = {
-    "first": "cls", "max": "max", "mean": "mean", "mean_sqrt": "mean_sqrt", "weighted": "weighted", "last": "last"
-}  # fmt: skip
+    "first": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt": "mean_sqrt",
+    "weighted": "weighted",
+    "last": "last",
+}
 """Our poolings and those of sentence-transformers, in the order in which it concatenates them."""
 ACTIVATIONS: dict[ActivationName, str] = {
     "tanh": "torch.nn.modules.activation.Tanh",

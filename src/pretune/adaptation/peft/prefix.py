@@ -141,8 +141,9 @@ def list_stacks(model: LanguageModel) -> "list[tuple[Side, TransformerStack | Tw
     """Return a model's stacks in the order of computation."""
     assert not isinstance(model.encoder, RecurrentStack) and not isinstance(model.decoder, RecurrentStack)
     stacks: list[tuple[Side, TransformerStack | TwoStreamStack | None]] = [
-        ("encoder", model.encoder), ("decoder", model.decoder)
-    ]  # fmt: skip
+        ("encoder", model.encoder),
+        ("decoder", model.decoder),
+    ]
     return [(side, stack) for side, stack in stacks if stack is not None]
 
 
