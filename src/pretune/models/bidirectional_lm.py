@@ -7,7 +7,6 @@ Peters et al. (2018) use two recurrent stacks; here both are stacks of decoder b
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +15,8 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss, Output
-from pretune.models.model import LanguageModel, build_empty
+from pretune.models.model import LanguageModel, ModelPair, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory, initialise, tie
-from pretune.nn.attention_mask import Backend
 from pretune.nn.lstm import reverse_index
 from pretune.nn.recurrent_stack import Recurrent
 from pretune.nn.stack import Stack
@@ -68,7 +66,7 @@ def make_two_way(model: Model) -> TwoWay:
     return TwoWay(forwards=model, backwards=model.decoder)
 
 
-class BidirectionalLM(nn.Module):
+class BidirectionalLM(ModelPair):
     """Two language models, `forwards` and `backwards`, with a shared token table and head."""
 
     def __init__(self, forwards: LanguageModel, backwards: LanguageModel) -> None:
@@ -86,25 +84,6 @@ class BidirectionalLM(nn.Module):
         """Return the tied modules: owner and attribute in the backward model, and the module of the forward model."""
         assert self.forwards.head is not None
         return [(self.backwards, "tokens", self.forwards.tokens), (self.backwards, "head", self.forwards.head)]
-
-    @property
-    def shape(self) -> ModelShape:
-        """Shape name, as objectives list it."""
-        return self.spec.shape
-
-    @property
-    def tokenizer(self) -> Any:
-        """Tokenizer loaded with the weights, or None."""
-        return self.forwards.tokenizer
-
-    @property
-    def attention_backend(self) -> Backend | None:
-        """Attention backend forced in both models; None: chosen per batch."""
-        return self.forwards.attention_backend
-
-    @attention_backend.setter
-    def attention_backend(self, backend: Backend | None) -> None:
-        self.forwards.attention_backend = self.backwards.attention_backend = backend
 
     def get_models_by_folder(self) -> dict[str, LanguageModel]:
         """Return the models by folder; the forward model is saved in the directory itself."""
@@ -131,11 +110,6 @@ class BidirectionalLM(nn.Module):
             None if left_output.hidden is None else tuple(map(concatenate, left_output.hidden, right_output.hidden))
         )
         return Output(states=concatenate(left_output.states, right_output.states), hidden=layers)
-
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile both models, block by block."""
-        self.forwards.compile(*args, **options)
-        self.backwards.compile(*args, **options)
 
 
 def reverse_sequences(batch: Batch) -> tuple[Batch, Tensor]:

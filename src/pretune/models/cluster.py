@@ -127,6 +127,7 @@ def estimate_sharded(
     per_token = flops_per_token(spec, length=length, targets=targets)
     example = length * (2 if spec.is_encoder_decoder else 1)
     transfer, best = estimate_transfer_seconds(spec, count, device), None
+    highest = 0.0
     for recomputes in (False, True):
         size = example
         while size <= max(MAX_DEVICE_TOKENS, example):
@@ -137,36 +138,23 @@ def estimate_sharded(
                 break
             compute = size * per_token * (RECOMPUTE_FACTOR if recomputes else 1.0) / device.rate
             throughput = count * size / max(compute, transfer)
-            if best is None or throughput > 1.001 * best.tokens_per_second:
-                best = _build_estimate(
-                    count, device, memory, size, recomputes, (compute, transfer), throughput=throughput, tokens=tokens
-                )
+            if best is None or throughput > 1.001 * highest:
+                highest, best = throughput, (memory, size, recomputes, compute)
             size *= 2
-    return best
-
-
-def _build_estimate(
-    count: int,
-    device: Device,
-    memory: ShardedMemory,
-    device_tokens: int,
-    recomputes: bool,
-    step: tuple[float, float],
-    *,
-    throughput: float,
-    tokens: float,
-) -> ShardedEstimate:
-    seconds = tokens / throughput
+    if best is None:
+        return None
+    memory, size, recomputes, compute = best
+    seconds = tokens / highest
     kwh = count * seconds * device.watts / 3.6e6
     return ShardedEstimate(
         device=device.name,
         count=count,
         memory=memory,
-        device_tokens=device_tokens,
+        device_tokens=size,
         activation_checkpointing=recomputes,
-        compute_seconds=step[0],
-        transfer_seconds=step[1],
-        tokens_per_second=throughput,
+        compute_seconds=compute,
+        transfer_seconds=transfer,
+        tokens_per_second=highest,
         seconds=seconds,
         kwh=kwh,
         co2_kg=kwh * CO2_KG_PER_KWH,

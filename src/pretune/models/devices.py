@@ -34,30 +34,22 @@ class Device:
         return self.flops[self.precision] * self.utilisation
 
 
-def _make_rented(
-    name: str, half: float, single: float, gigabytes: float, watts: float, dollars: float, *, kind: str = "bf16"
+def _make_device(
+    name: str,
+    flops: Mapping[str, float],
+    gigabytes: float,
+    watts: float,
+    dollars: float | None = None,
+    utilisation: float = 0.4,
 ) -> Device:
-    """Return a GPU in the cloud. Rates in TFLOP/s; the rent is a rough on-demand price of 2025, per GPU."""
-    return Device(
-        name=name,
-        flops={kind: half * 1e12, "fp32": single * 1e12},
-        memory=gigabytes * 1e9,
-        watts=watts,
-        dollars_per_hour=dollars,
-    )
-
-
-def _make_owned(
-    name: str, flops: Mapping[str, float], gigabytes: float, watts: float, utilisation: float = 0.4
-) -> Device:
-    """Return a local device: the price is that of its electricity. Rates in TFLOP/s."""
+    """Return a device, with rates in TFLOP/s. `dollars` is a rough on-demand price of 2025; without one it is owned."""
     return Device(
         name=name,
         flops={kind: rate * 1e12 for kind, rate in flops.items()},
         memory=gigabytes * 1e9,
         watts=watts,
-        dollars_per_hour=watts / 1000 * DOLLARS_PER_KWH,
-        is_owned=True,
+        dollars_per_hour=watts / 1000 * DOLLARS_PER_KWH if dollars is None else dollars,
+        is_owned=dollars is None,
         utilisation=utilisation,
     )
 
@@ -80,19 +72,19 @@ LINKS: Mapping[str, Link] = {
 DEVICES: Mapping[str, Device] = {
     device.name: device
     for device in (
-        _make_rented("h200", 989, 67, 141, 700, 3.80),  # SXM
-        _make_rented("h100", 989, 67, 80, 700, 3.00),  # SXM
-        _make_rented("a100", 312, 19.5, 80, 400, 1.80),  # SXM, 80 GB
-        _make_rented("l40s", 362, 91.6, 48, 350, 1.00),
-        _make_rented("l4", 121, 30.3, 24, 72, 0.70),
-        _make_rented("t4", 65, 8.1, 16, 70, 0.35, kind="fp16"),  # no bf16
+        _make_device("h200", {"bf16": 989, "fp32": 67}, 141, 700, 3.80),  # SXM
+        _make_device("h100", {"bf16": 989, "fp32": 67}, 80, 700, 3.00),  # SXM
+        _make_device("a100", {"bf16": 312, "fp32": 19.5}, 80, 400, 1.80),  # SXM, 80 GB
+        _make_device("l40s", {"bf16": 362, "fp32": 91.6}, 48, 350, 1.00),
+        _make_device("l4", {"bf16": 121, "fp32": 30.3}, 24, 72, 0.70),
+        _make_device("t4", {"fp16": 65, "fp32": 8.1}, 16, 70, 0.35),  # no bf16
         # Half precision with fp32 accumulation: half the advertised rate.
-        _make_owned("rtx4090", {"bf16": 165.2, "fp32": 82.6}, 24, 450),
-        _make_owned("rtx3090", {"bf16": 71, "fp32": 35.6}, 24, 350),
+        _make_device("rtx4090", {"bf16": 165.2, "fp32": 82.6}, 24, 450),
+        _make_device("rtx3090", {"bf16": 71, "fp32": 35.6}, 24, 350),
         # The ten-core GPU; half precision is no faster. Memory of a common model, shared with the system.
-        _make_owned("apple-m2", {"fp32": 3.6}, 16, 20, 0.3),
+        _make_device("apple-m2", {"fp32": 3.6}, 16, 20, utilisation=0.3),
         # Eight cores at 3 GHz, two fused multiply-adds on eight lanes a cycle: 8 x 3e9 x 32.
-        _make_owned("laptop-cpu", {"fp32": 0.768}, 16, 45, 0.3),
+        _make_device("laptop-cpu", {"fp32": 0.768}, 16, 45, utilisation=0.3),
     )
 }
 """Devices by name, fastest first within rented and owned."""

@@ -21,9 +21,8 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
-from pretune.models.model import LanguageModel, build_empty
+from pretune.models.model import LanguageModel, ModelPair, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory, initialise, tie
-from pretune.nn.attention_mask import Backend
 from pretune.nn.heads import Detector, Head, Transform
 from pretune.nn.layers import Factor, OffsetEmbedding
 from pretune.nn.stack import Stack, TransformerStack
@@ -127,7 +126,7 @@ def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
     return model.vocab, inner, embed.segments, embed.languages, embed.norm, position
 
 
-class GeneratorDiscriminator(nn.Module):
+class GeneratorDiscriminator(ModelPair):
     """Two language models, `discriminator` and `generator`; the shared modules are children of both."""
 
     def __init__(self, discriminator: LanguageModel, generator: LanguageModel, sharing: Sharing = "tied") -> None:
@@ -162,25 +161,6 @@ class GeneratorDiscriminator(nn.Module):
         if source.embed.norm is not None:
             yield target.embed, "norm", source.embed.norm
 
-    @property
-    def shape(self) -> ModelShape:
-        """Shape name, as objectives list it."""
-        return self.spec.shape
-
-    @property
-    def tokenizer(self) -> Any:
-        """Tokenizer loaded with the weights, or None."""
-        return self.discriminator.tokenizer
-
-    @property
-    def attention_backend(self) -> Backend | None:
-        """Attention backend forced in both models; None: chosen per batch."""
-        return self.discriminator.attention_backend
-
-    @attention_backend.setter
-    def attention_backend(self, backend: Backend | None) -> None:
-        self.discriminator.attention_backend = self.generator.attention_backend = backend
-
     def get_models_by_folder(self) -> dict[str, LanguageModel]:
         """Return the models by folder; the discriminator is saved in the directory itself.
 
@@ -213,11 +193,6 @@ class GeneratorDiscriminator(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """Return the discriminator's logits: `detect`."""
         return self.detect(batch)
-
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile both models, block by block."""
-        self.discriminator.compile(*args, **options)
-        self.generator.compile(*args, **options)
 
 
 def build_pair(spec: Pair, *, seed: int = 0, device: torch.device | str = "cpu") -> GeneratorDiscriminator:

@@ -30,9 +30,14 @@ def _attend_rows(
     q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
 ) -> AttentionResult:
     q, k, v = _split_rows(q, k, v, context.rows)
-    if dropout and v.device.type == "cpu":
+    is_masked = context.backend == "rows"
+    if is_masked and dropout and v.device.type == "cpu":
         return _attend_with_dropout(q, k, v, context.mask, scale, dropout), None
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, dropout_p=dropout, scale=scale)
+    # NOTE: with more keys than queries, torch aligns the first ones.
+    causal = not is_masked and context.causal and context.mask is None
+    out = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=context.mask, is_causal=causal, dropout_p=dropout, scale=scale
+    )
     return _flatten_rows(out), None
 
 
@@ -42,17 +47,6 @@ def _attend_with_dropout(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, s
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
     return _flatten_rows(apply_dropout(scores.softmax(-1), p) @ v)
-
-
-def _attend_sdpa(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
-) -> AttentionResult:
-    q, k, v = _split_rows(q, k, v, context.rows)
-    causal = context.causal and context.mask is None  # NOTE: with more keys than queries, torch aligns the first ones
-    out = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=context.mask, is_causal=causal, dropout_p=dropout, scale=scale
-    )
-    return _flatten_rows(out), None
 
 
 def _attend_eager(
@@ -108,12 +102,8 @@ def _attend_flex(
 ) -> AttentionResult:
     assert not dropout, "flex has no attention dropout; choose_backend never selects it"
     q, k, v = _split_rows(q, k, v, context.rows)
-    bias, last, prefix_length, positions = (
-        context.bias,
-        context.lengths[0] - 1,
-        context.prefix_length,
-        context.positions,
-    )
+    bias, prefix_length, positions = context.bias, context.prefix_length, context.positions
+    last = context.lengths[0] - 1
     options = None if bias is None else _SMALL_TILES
 
     def score(value: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
@@ -146,7 +136,7 @@ _COMPILED_KERNELS: dict[str, Any] = {}  # flex is slow unless compiled; compiled
 
 _TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionContext, float, float], AttentionResult]] = {
     "rows": _attend_rows,
-    "sdpa": _attend_sdpa,
+    "sdpa": _attend_rows,
     "eager": _attend_eager,
     "varlen": _attend_varlen,
     "tiles": _attend_tiles,

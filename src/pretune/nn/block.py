@@ -3,6 +3,10 @@
 The norm slots that are filled determine pre-norm or post-norm; the forward pass has no branch for it.
 """
 
+from collections.abc import Iterator
+from typing import Any, Generic, TypeVar
+
+import torch
 from torch import Tensor, nn
 
 from pretune.core.config import Fraction, spec
@@ -11,6 +15,23 @@ from pretune.nn.attention import Attention, MultiHeadAttention
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import DecodingStep, LayerCache
 from pretune.nn.layers import Dropout, FeedForward, FeedForwardLayer, Norm
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+class LayerStack(nn.Module, Generic[Layer]):
+    """Base class of stacks. Layers are named by their index: `encoder.3.attention.q.weight`."""
+
+    spec: Any
+    residual_dtype: torch.dtype | None = None  # of the residual stream; None: dtype of the embeddings
+    activation_checkpointing = False  # recompute activations in the backward pass
+
+    def __getitem__(self, i: int) -> Layer:
+        return self._modules[str(i)]  # type: ignore[return-value]
+
+    def __iter__(self) -> Iterator[Layer]:
+        """Iterate over the layers in the order they are applied."""
+        return (self[i] for i in self.spec.layer_indices)
 
 
 @spec
@@ -80,20 +101,16 @@ class TransformerBlock(nn.Module):
     def __init__(self, spec: Block, width: int, shared_block: "TransformerBlock | None" = None) -> None:
         super().__init__()
         self.parallel = spec.parallel
-        self.attention: MultiHeadAttention = (
-            shared_block.attention if shared_block else spec.attention.build(width=width)
-        )
-        self.attention_norm: NormSlots = (
-            shared_block.attention_norm if shared_block else spec.list_norms()[0].build(width=width)
-        )
+
+        def build(name: str, part: Any) -> Any:
+            return getattr(shared_block, name) if shared_block else part.build(width=width)
+
+        self.attention: MultiHeadAttention = build("attention", spec.attention)
+        self.attention_norm: NormSlots = build("attention_norm", spec.list_norms()[0])
         self.cross = spec.cross.build(width=width) if spec.cross else None
         self.cross_norm = spec.norms.build(width=width) if spec.cross else None
-        self.feedforward: FeedForwardLayer = (
-            shared_block.feedforward if shared_block else spec.feedforward.build(width=width)
-        )
-        self.feedforward_norm: NormSlots = (
-            shared_block.feedforward_norm if shared_block else spec.norms.build(width=width)
-        )
+        self.feedforward: FeedForwardLayer = build("feedforward", spec.feedforward)
+        self.feedforward_norm: NormSlots = build("feedforward_norm", spec.norms)
         self.dropout = Dropout(spec.dropout)
 
     def forward(

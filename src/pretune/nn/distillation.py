@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pretune.nn.layers import get_compute_dtype
-from pretune.nn.loss import BLOCK_BYTES, pad_to_alignment
+from pretune.nn.loss import BLOCK_BYTES, LogitGradients, pad_to_alignment, scale_gradients
 
 LogitFactors = tuple[Tensor, Tensor, Tensor | None]
 """Rows `[M, W]`, matrix `[V, W]` and bias `[V]`, whose product are logits."""
@@ -87,7 +87,6 @@ class _LinearSoftLoss(torch.autograd.Function):
     ) -> Tensor:
         device, vocab = states.device.type, min(weight.shape[0], teacher_weight.shape[0])
         dtype = get_compute_dtype(states)
-        for_rows, for_table, for_shift = ctx.needs_input_grad[:3]
         exact = torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             rows, table, shift = _prepare(states, weight, bias, vocab, dtype)
@@ -95,9 +94,7 @@ class _LinearSoftLoss(torch.autograd.Function):
                 teacher_states, teacher_weight, teacher_bias, vocab, dtype
             )
             total = torch.zeros((), device=states.device, dtype=exact)
-            grad_rows = torch.empty_like(rows) if for_rows else None
-            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if for_table else None
-            grad_shift = torch.zeros(table.shape[0], device=states.device, dtype=exact) if for_shift else None
+            gradients = LogitGradients(ctx, rows, table, exact)
             size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (4 * _FLOATS_PER_LOGIT * table.shape[0]), 64)
             for start in range(0, rows.shape[0], size):
                 part = slice(start, start + size)
@@ -107,38 +104,18 @@ class _LinearSoftLoss(torch.autograd.Function):
                 target = F.log_softmax(target_logits.to(exact) / temperature, dim=-1)
                 probabilities = target.exp()
                 total += temperature**2 * (probabilities * (target - prediction)).where(counts, 0.0).sum()
-                if for_rows or for_table or for_shift:
+                if any(ctx.needs_input_grad[:3]):
                     logits[:, vocab:] = 0
                     logits[:, :vocab] = (prediction.exp() - probabilities).where(counts, 0.0) * temperature
-                if grad_rows is not None:
-                    torch.mm(logits, table, out=grad_rows[part])
-                if grad_table is not None:
-                    grad_table += logits.t() @ rows[part]
-                if grad_shift is not None:
-                    grad_shift += logits.sum(0, dtype=exact)
-        ctx.save_for_backward(grad_rows, grad_table, grad_shift)
-        ctx.dtypes = states.dtype, weight.dtype, None if bias is None else bias.dtype
-        ctx.vocab = weight.shape[0]
+                gradients.add(logits, part)
+        gradients.save(ctx, states, weight, bias)
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        grad_rows, grad_table, grad_shift = ctx.saved_tensors
-        states, weight, bias = ctx.dtypes
-        grad_states = None if grad_rows is None else (grad_rows * scale).to(states)
-        grad_weight = None if grad_table is None else _fit_rows(grad_table * scale, ctx.vocab).to(weight)
-        grad_bias = None if grad_shift is None else _fit_rows(grad_shift * scale, ctx.vocab).to(bias)
-        return grad_states, grad_weight, grad_bias, None, None, None, None, None
+        return *scale_gradients(ctx, scale), None, None, None, None, None
 
 
 def _prepare(rows: Tensor, weight: Tensor, bias: Tensor | None, vocab: int, dtype: torch.dtype) -> LogitFactors:
     table = pad_to_alignment(weight[:vocab].to(dtype))
     return rows.to(dtype), table, None if bias is None else pad_to_alignment(bias[:vocab].to(dtype))
-
-
-def _fit_rows(gradient: Tensor, vocab: int) -> Tensor:
-    """Return a gradient of `vocab` rows: padding is dropped, and tokens that do not count have none."""
-    missing = vocab - gradient.shape[0]
-    if missing <= 0:
-        return gradient[:vocab]
-    return F.pad(gradient, (0, 0, 0, missing) if gradient.dim() == 2 else (0, missing))

@@ -4,6 +4,7 @@ The logits of a block are overwritten by their gradient, so that neither logits 
 by the block, and each block is read twice instead of five times.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -37,16 +38,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         device = states.device.type
         dtype = get_compute_dtype(states)
-        for_rows, for_table, for_shift = ctx.needs_input_grad[:3]  # the table is frozen for LoRA
-        with_gradient, exact = for_rows or for_table or for_shift, torch.promote_types(dtype, torch.float32)
+        with_gradient, exact = any(ctx.needs_input_grad[:3]), torch.promote_types(dtype, torch.float32)
         with torch.autocast(device, enabled=False):
             rows, table, shift = states.to(dtype), pad_to_alignment(weight.to(dtype)), bias
             if shift is not None:
                 shift = pad_to_alignment(shift.to(dtype))
             total = torch.zeros((), device=states.device, dtype=exact)
-            grad_rows = torch.empty_like(rows) if for_rows else None
-            grad_table = torch.zeros(table.shape, device=states.device, dtype=exact) if for_table else None
-            grad_shift = torch.zeros(table.shape[0], device=states.device, dtype=exact) if for_shift else None
+            gradients = LogitGradients(ctx, rows, table, exact)
             size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (table.shape[0] * rows.element_size()), 64)
             for start in range(0, rows.shape[0], size):
                 part = slice(start, start + size)
@@ -54,25 +52,54 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if correct is not None:
                     correct += count_top1(logits[:, : weight.shape[0]], labels[part])
                 total += _replace_with_gradient(logits, labels[part], weight.shape[0], with_gradient)
-                if grad_rows is not None:
-                    torch.mm(logits, table, out=grad_rows[part])
-                if grad_table is not None:
-                    grad_table += logits.t() @ rows[part]
-                if grad_shift is not None:
-                    grad_shift += logits.sum(0, dtype=exact)
-        ctx.save_for_backward(grad_rows, grad_table, grad_shift)
-        ctx.dtypes = (states.dtype, weight.dtype, None if bias is None else bias.dtype)
-        ctx.vocab = weight.shape[0]
+                gradients.add(logits, part)
+        gradients.save(ctx, states, weight, bias)
         return total
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[Tensor | None, ...]:
-        grad_rows, grad_table, grad_shift = ctx.saved_tensors
-        states, weight, bias = ctx.dtypes
-        grad_states = None if grad_rows is None else (grad_rows * scale).to(states)
-        grad_weight = None if grad_table is None else (grad_table[: ctx.vocab] * scale).to(weight)
-        grad_bias = None if grad_shift is None else (grad_shift[: ctx.vocab] * scale).to(bias)
-        return grad_states, grad_weight, grad_bias, None, None
+        return *scale_gradients(ctx, scale), None, None
+
+
+class LogitGradients:
+    """Gradients of states `[M, W]`, matrix `[V, W]` and bias `[V]`, the first three inputs of a function: sums over
+    blocks of logits in its forward pass. An input that needs none has none: the matrix is frozen for LoRA.
+    """
+
+    def __init__(self, ctx: Any, rows: Tensor, table: Tensor, dtype: torch.dtype) -> None:
+        for_rows, for_table, for_shift = ctx.needs_input_grad[:3]
+        self._rows, self._table = rows, table
+        self.rows = torch.empty_like(rows) if for_rows else None
+        self.table = torch.zeros(table.shape, device=rows.device, dtype=dtype) if for_table else None
+        self.shift = torch.zeros(table.shape[0], device=rows.device, dtype=dtype) if for_shift else None
+
+    def add(self, logits: Tensor, part: slice) -> None:
+        """Add the gradients of the rows of a block, whose logits are overwritten by their gradients."""
+        if self.rows is not None:
+            torch.mm(logits, self._table, out=self.rows[part])
+        if self.table is not None:
+            self.table += logits.t() @ self._rows[part]
+        if self.shift is not None:
+            self.shift += logits.sum(0, dtype=self.shift.dtype)
+
+    def save(self, ctx: Any, *inputs: Tensor | None) -> None:
+        """Save the gradients of the inputs for `scale_gradients`."""
+        ctx.save_for_backward(self.rows, self.table, self.shift)
+        ctx.sizes = [(0, None) if part is None else (part.shape[0], part.dtype) for part in inputs]
+
+
+def scale_gradients(ctx: Any, scale: Tensor) -> Iterator[Tensor | None]:
+    """Yield the gradients of `LogitGradients`, in the dtypes of their inputs."""
+    for gradient, (length, dtype) in zip(ctx.saved_tensors, ctx.sizes, strict=True):
+        yield None if gradient is None else _fit_rows(gradient * scale, length).to(dtype)
+
+
+def _fit_rows(gradient: Tensor, length: int) -> Tensor:
+    """Return a gradient of `length` rows: padding is dropped, and tokens that do not count have none."""
+    missing = length - gradient.shape[0]
+    if missing <= 0:
+        return gradient[:length]
+    return F.pad(gradient, (0, 0, 0, missing) if gradient.dim() == 2 else (0, missing))
 
 
 def count_top1(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,19 +9,19 @@ Layers run on torch's LSTM (cuDNN on a GPU). The written-out recurrence, which a
 Legend: N tokens, B sequences of a cache, W width.
 """
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from pretune.core.config import Fraction, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.attention_mask import Backend
+from pretune.nn.block import LayerStack
 from pretune.nn.cache import KVCache, LayerCache, RecurrentState
 from pretune.nn.layers import Embed
 from pretune.nn.lstm import LSTM, LSTMLayer, States, StepLayout, reverse_index
@@ -101,8 +101,10 @@ class Recurrent:
 AnyStack = AttentionStack | Recurrent
 
 
-class RecurrentStack(nn.Module):
-    """Module of a recurrent stack. Layers are named by their index: `decoder.1.recurrent.weight`."""
+class RecurrentStack(LayerStack[LSTMLayer]):
+    """Module of a recurrent stack; `residual_dtype` is that of the layer outputs (None: dtype of the LSTM)."""
+
+    spec: Recurrent
 
     def __init__(self, spec: Recurrent, width: int, vocab: int) -> None:
         super().__init__()
@@ -112,16 +114,7 @@ class RecurrentStack(nn.Module):
         for i, block in enumerate(spec.blocks):
             self.add_module(str(i), block.build(width=inputs[i]))
         self.position = self.norm = None  # attributes of a stack
-        self.residual_dtype: torch.dtype | None = None  # of the layer outputs; None: dtype of the LSTM
-        self.activation_checkpointing = False  # recompute activations in the backward pass
         self.exact = False  # run the written-out recurrence, with clipping
-
-    def __getitem__(self, i: int) -> LSTMLayer:
-        return self._modules[str(i)]  # type: ignore[return-value]
-
-    def __iter__(self) -> Iterator[LSTMLayer]:
-        """Iterate over the layers in the order they are applied."""
-        return (self[i] for i in self.spec.layer_indices)
 
     def forward(
         self,

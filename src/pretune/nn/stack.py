@@ -1,6 +1,6 @@
 """A stack of transformer blocks over a ragged batch, with embeddings, positions and final norm."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from pretune.nn.attention_mask import (
     choose_backend,
     find_unsupported,
 )
-from pretune.nn.block import Block, TransformerBlock
+from pretune.nn.block import Block, LayerStack, TransformerBlock
 from pretune.nn.cache import DecodingStep, KVCache, LayerCache, Rotations, fill_prefix_cache, prepare_steps
 from pretune.nn.layers import ACTIVATIONS, ActivationName, Dropout, Embed, LayerNorm, Norm, get_compute_dtype
 from pretune.nn.positions import DistanceEmbedding, DistanceVectors, Position, Rotary
@@ -189,8 +189,10 @@ class OutputFlags:
     backend: Backend | None = None
 
 
-class TransformerStack(nn.Module):
-    """Module of a stack. Layers are named by their index: `encoder.3.attention.q.weight`."""
+class TransformerStack(LayerStack[TransformerBlock]):
+    """Module of a stack."""
+
+    spec: Stack
 
     def __init__(self, spec: Stack, width: int, shared_stack: "TransformerStack | None" = None) -> None:
         super().__init__()
@@ -207,16 +209,7 @@ class TransformerStack(nn.Module):
             self.add_module(str(i), block.build(width=width, shared_block=shared_stack[i] if shared_stack else None))
         self.norm = spec.norm.build(width=width) if spec.norm else None
         self.conv = spec.conv.build(width=width) if spec.conv else None
-        self.residual_dtype: torch.dtype | None = None  # of the residual stream; None: dtype of the embeddings
-        self.activation_checkpointing = False  # recompute activations in the backward pass
         self.dropout = Dropout(spec.dropout)
-
-    def __getitem__(self, i: int) -> TransformerBlock:
-        return self._modules[str(i)]  # type: ignore[return-value]
-
-    def __iter__(self) -> Iterator[TransformerBlock]:
-        """Iterate over the layers in the order they are applied."""
-        return (self[i] for i in self.spec.layer_indices)
 
     def forward(
         self,

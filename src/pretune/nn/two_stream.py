@@ -14,7 +14,6 @@ order[j] >= order[i]` (1: hidden) with a `target_mapping` to the targets in the 
 always attends to itself, and context (rank 0) is never hidden.
 """
 
-from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
 import torch
@@ -26,7 +25,7 @@ from pretune.core.config import Fraction, Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.attention_mask import MaskSpec, build_context
-from pretune.nn.block import Block, Norms
+from pretune.nn.block import Block, LayerStack, Norms
 from pretune.nn.cache import KVCache, SegmentMemory
 from pretune.nn.layers import Dropout, Embed, FeedForward
 from pretune.nn.relative_attention import (
@@ -144,8 +143,10 @@ class TwoStreamLayer(nn.Module):
         return self.feedforward_norm.add(x, self.dropout(self.feedforward_norm.out(hidden)))
 
 
-class TwoStreamStack(nn.Module):
-    """Module of a two-stream stack. Layers are named by their index; `query` is the initial query vector."""
+class TwoStreamStack(LayerStack[TwoStreamLayer]):
+    """Module of a two-stream stack; `query` is the initial query vector."""
+
+    spec: TwoStream
 
     def __init__(self, spec: TwoStream, width: int) -> None:
         super().__init__()
@@ -155,15 +156,7 @@ class TwoStreamStack(nn.Module):
         for i, block in enumerate(spec.layers):
             self.add_module(str(i), block.build(width=width))
         self.position = self.norm = None  # attributes of a stack
-        self.residual_dtype: torch.dtype | None = None  # of the residual stream; None: dtype of the embeddings
         self.dropout = Dropout(spec.dropout)
-
-    def __getitem__(self, i: int) -> TwoStreamLayer:
-        return self._modules[str(i)]  # type: ignore[return-value]
-
-    def __iter__(self) -> Iterator[TwoStreamLayer]:
-        """Iterate over the layers in the order they are applied."""
-        return (self[i] for i in self.spec.layer_indices)
 
     def forward(
         self,
