@@ -13,9 +13,10 @@ from pretune.models.families.shared import (
     Family,
     PaperDefaults,
     Size,
+    build_summary_keys,
 )
 from pretune.models.generator_discriminator import Pair, add_generator
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, read_key
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, check_size, read_key
 from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import Detector, PoolingConfig
@@ -76,12 +77,7 @@ def _build_template() -> Model:
 FIRST_TOKEN = PoolingConfig(mode="first", layer="own", activation="gelu")
 """[CLS] through a new dense layer of the head, with the activation of the body."""
 # NOTE: the multiple-choice class reads these from its config; only the paper's values are supported.
-SUMMARY_KEYS = (
-    FixedKey("summary_type", ("first",)),
-    FixedKey("summary_activation", ("gelu",)),
-    FixedKey("summary_use_proj", (True,)),
-    FixedKey("summary_proj_to_labels", (False,)),
-)
+SUMMARY_KEYS = build_summary_keys("first", "gelu", to_labels=False)
 
 electra = Family(
     build_spec=build_spec,

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from pretune.core.config import to_dict
-from pretune.models.families.shared import Family, PaperDefaults, Size, read_rotary, write_rotary
+from pretune.models.families.shared import Family, PaperDefaults, Size, read_layer_types, read_rotary, write_rotary
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -15,7 +15,6 @@ from pretune.models.hf.config import (
     check_flag,
     check_number,
     check_size,
-    make_unsupported_error,
     read_key,
     read_object,
 )
@@ -88,11 +87,8 @@ def _read_layers(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     if depth > MAX_LAYERS:
         return {}  # the stack refuses it
     period = read_key(hf_config, "global_attn_every_n_layers", check=check_size, default=3)
-    kinds = hf_config.get("layer_types")
-    if kinds is None:
-        kinds = [LOCAL if i % period else GLOBAL for i in range(depth)]
-    if not isinstance(kinds, list) or len(kinds) != depth or any(kind not in (GLOBAL, LOCAL) for kind in kinds):
-        raise make_unsupported_error("layer_types", kinds, [f"{depth} times '{GLOBAL}' or '{LOCAL}'"])
+    default_kinds = [LOCAL if i % period else GLOBAL for i in range(depth)]
+    kinds = read_layer_types(hf_config, default_kinds, (GLOBAL, LOCAL))
     parameters = read_object(hf_config, "rope_parameters")
     for name in parameters:
         check_choice("rope_parameters", name.rpartition(".")[2], {GLOBAL: GLOBAL, LOCAL: LOCAL})

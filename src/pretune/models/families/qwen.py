@@ -18,6 +18,7 @@ from pretune.models.families.shared import (
     build_head_width_key,
     build_llama_keys,
     build_llama_layout,
+    read_layer_types,
 )
 from pretune.models.hf.config import (
     CustomKey,
@@ -25,7 +26,6 @@ from pretune.models.hf.config import (
     allow_null,
     check_flag,
     check_size,
-    make_unsupported_error,
     read_key,
 )
 from pretune.models.spec import Model, Special
@@ -84,12 +84,8 @@ def _build_window_key(build: Callable[[], Model]) -> CustomKey:
         if not read_key(hf_config, "use_sliding_window", check=check_flag, default=False):
             window = None
         first = read_key(hf_config, "max_window_layers", check=partial(check_size, minimum=0), default=28)
-        kinds = hf_config.get("layer_types")
-        if kinds is None:
-            kinds = [FULL if window is None or i < first else SLIDING for i in range(depth)]
-        choices = (FULL,) if window is None else (FULL, SLIDING)
-        if not isinstance(kinds, list) or len(kinds) != depth or any(kind not in choices for kind in kinds):
-            raise make_unsupported_error("layer_types", kinds, [f"{depth} times {' or '.join(choices)}"])
+        default_kinds = [FULL if window is None or i < first else SLIDING for i in range(depth)]
+        kinds = read_layer_types(hf_config, default_kinds, (FULL,) if window is None else (FULL, SLIDING))
         if SLIDING not in kinds:
             return {}
         [block] = config.to_dict(build())["decoder"]["blocks"]

@@ -3,7 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pretune.models.families.shared import ENCODER_ACTIVATION, Family, PaperDefaults, Size, derive_hidden
+from pretune.models.families.shared import (
+    ENCODER_ACTIVATION,
+    Family,
+    PaperDefaults,
+    Size,
+    build_summary_keys,
+    derive_hidden,
+)
 from pretune.models.hf.config import CustomKey, FixedKey, Key, check_flag, check_size, get_path, read_key
 from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
@@ -69,12 +76,7 @@ def _write_languages(spec: Model) -> dict[str, Any]:
 
 
 FIRST_TOKEN = PoolingConfig(mode="first")
-SUMMARY_KEYS = (
-    FixedKey("summary_type", ("first",)),
-    FixedKey("summary_activation", (None,)),
-    FixedKey("summary_use_proj", (True,)),
-    FixedKey("summary_proj_to_labels", (True,)),
-)
+SUMMARY_KEYS = build_summary_keys("first", None, to_labels=True)
 LANGUAGE_MIXING = {"kind": "smoothed", "alpha": 0.7}
 _SIZE_1280 = {"width": 1280, "depth": 16, "heads": 16, "vocab": 200_000, "languages": None}
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pretune.models.families.shared import Family, PaperDefaults, Size
+from pretune.models.families.shared import Family, PaperDefaults, Size, build_summary_keys
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, make_unsupported_error, read_key
 from pretune.models.hf.weights import Layout, LeadingAxisPacking, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
@@ -95,12 +95,7 @@ ATTENTION = f"{LAYER}.rel_attn"
 LAST_TOKEN = PoolingConfig(mode="last", layer="own")
 """<cls>, the last token, through a dense layer."""
 SUMMARY_NAMES = {"dense": "sequence_summary.summary", "out": "logits_proj"}
-SUMMARY_KEYS = (
-    FixedKey("summary_type", ("last",)),
-    FixedKey("summary_activation", ("tanh",)),
-    FixedKey("summary_use_proj", (True,)),
-    FixedKey("summary_proj_to_labels", (False,)),
-)
+SUMMARY_KEYS = build_summary_keys("last", "tanh", to_labels=False)
 
 xlnet = Family(
     build_spec=build_spec,
