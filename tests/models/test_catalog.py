@@ -79,23 +79,6 @@ def test_unknown_names(name: str) -> None:
     assert f"'{name.removeprefix('bert-')}'" in refused(name)
 
 
-@pytest.mark.parametrize(
-    ("name", "total"),
-    [
-        ("llama2-7b", 6_738_415_616),
-        ("llama3-70b", 70_553_706_496),
-        ("mistral-7b", 7_241_732_096),
-        ("gpt2-xl", 1_557_611_200),
-        ("pythia-12b", 11_846_072_320),
-        ("t5-11b", 11_307_321_344),
-        ("bart-large", 406_291_456),
-        ("opt-66b", 65_719_701_504),
-    ],
-)
-def test_totals(name: str, total: int) -> None:
-    assert resolve(name).params().total == total
-
-
 # Settings
 
 

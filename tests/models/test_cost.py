@@ -120,13 +120,8 @@ class TestFlops:
         mistral = catalog.resolve("mistral-7b")
         open_ = replace(mistral, {"decoder.blocks.0.attention.window": None})
         assert flops_per_token(mistral, length=4096) == flops_per_token(open_, length=4096)
-        scores = (
-            3
-            * 4
-            * 4096
-            * 32
-            * (count_visible_keys(32768, None, causal=True) - count_visible_keys(32768, 4096, causal=True))
-        )
+        hidden = count_visible_keys(32768, None, causal=True) - count_visible_keys(32768, 4096, causal=True)
+        scores = 3 * 4 * 4096 * 32 * hidden
         longer = flops_per_token(open_, length=32768) - flops_per_token(mistral, length=32768)
         assert longer == pytest.approx(scores, rel=1e-9)
 

@@ -329,23 +329,11 @@ def test_scores_of_distances_are_refused(backend: Any) -> None:
 def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
     """Over all combinations: dropout, weights, bias, prefix, view, window and precision."""
     flags, lengths, windows = (False, True), (1, MIN_SPARSE_LENGTH - 1, MIN_SPARSE_LENGTH, 4096), (None, 8, 4096)
-    for device, half, whole, length, bias, prefix, view, window, dropout, weights, ahead, head in itertools.product(
+    for values in itertools.product(
         ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags, (0, 3), (64, 256)
     ):
-        facts: Any = {
-            "device": device,
-            "half": half,
-            "one_per_row": whole,
-            "length": length,
-            "bias": bias,
-            "prefix": prefix,
-            "view": view,
-            "window": window,
-            "dropout": dropout,
-            "weights": weights,
-            "prefix_length": ahead,
-            "head": head,
-        }
+        device, half, whole, length, bias, prefix, view, window, dropout, weights, ahead, head = values
+        facts: Any = dict(zip(CPU, values, strict=True))
         chosen = choose_backend(**facts)
         assert find_unsupported(chosen, **facts) is None
         assert (chosen == "eager") == weights
@@ -409,29 +397,28 @@ def test_a_forced_backend_never_computes_something_else(backend: Any, family: st
         model(pt.batch(source=tokens, target=tokens) if model.spec.is_encoder_decoder else pt.batch(tokens))
 
 
-def test_a_forced_backend_never_mixes_sequences() -> None:
-    model = build("gpt2", **SMALL).eval()
-    model.attention_backend = "sdpa"
-    with pytest.raises(UsageError, match="sdpa"):
-        model(pt.batch([[1, 2, 3, 4], [5, 6]], row=6))
-    with pytest.raises(UsageError, match="sdpa"):
-        model(pt.batch([[1, 2, 3, 4]], prefix=[2]))
+PACKED = pt.batch([[1, 2, 3, 4], [5, 6]], row=6)
+VIEWED = replace(pt.batch([[1, 2, 3, 4]]), view=torch.tensor([MaskKind.CAUSAL, 0]))
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "varlen"])
-def test_a_forced_backend_never_forgets_a_view(backend: Any) -> None:
-    model = build("bert", **SMALL).eval()
+@pytest.mark.parametrize(
+    ("backend", "family", "batch", "message"),
+    [
+        ("sdpa", "gpt2", PACKED, "sdpa"),
+        ("sdpa", "gpt2", pt.batch([[1, 2, 3, 4]], prefix=[2]), "sdpa"),
+        ("sdpa", "bert", VIEWED, "mask per sequence"),
+        ("varlen", "bert", VIEWED, "mask per sequence"),
+        ("flex", "gpt2", PACKED, "dropout"),
+        ("varlen", "gpt2", PACKED, "dropout"),
+    ],
+)
+def test_a_forced_backend_never_forgets_a_mask_or_dropout(
+    backend: Any, family: str, batch: pt.Batch, message: str
+) -> None:
+    model = build(family, **SMALL, dropout=0.1).train(message == "dropout")
     model.attention_backend = backend
-    with pytest.raises(UsageError, match="mask per sequence"):
-        model(replace(pt.batch([[1, 2, 3, 4]]), view=torch.tensor([MaskKind.CAUSAL, 0])))
-
-
-@pytest.mark.parametrize("backend", ["flex", "varlen"])
-def test_a_forced_backend_never_forgets_dropout(backend: Any) -> None:
-    model = build("gpt2", **SMALL, dropout=0.1).train()
-    model.attention_backend = backend
-    with pytest.raises(UsageError, match="dropout"):
-        model(pt.batch([[1, 2, 3, 4], [5, 6]], row=6))
+    with pytest.raises(UsageError, match=message):
+        model(batch)
 
 
 def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,21 +464,20 @@ def test_pick_is_told_of_biases_and_both_sides(monkeypatch: pytest.MonkeyPatch) 
 
 # On a GPU: longer rows, so that kernels see several blocks
 
+LONG = (100, 37, 128, 1, 60)
 LONGER = {
-    "full": Case(lengths=(100, 37, 128, 1, 60), row=200),
+    "full": Case(lengths=LONG, row=200),
     "full-whole": Case(lengths=(160, 160), row=160),
-    "causal": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True),
+    "causal": Case(lengths=LONG, row=200, causal=True),
     "causal-whole": Case(lengths=(160, 160), row=160, causal=True),
-    "causal-window": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, window=33),
-    "window-both-ways": Case(lengths=(100, 37, 128, 1, 60), row=200, window=33),
-    "prefix": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, prefix=(70, 0, 128, 1, 2)),
-    "view": Case(
-        lengths=(100, 37, 128, 1, 60), row=200, view=(PREFIX, RIGHT, LEFT, BOTH, BOTH), prefix=(70, 0, 0, 1, 2)
-    ),
-    "alibi": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, bias="alibi"),
-    "relative": Case(lengths=(100, 37, 128, 1, 60), row=200, bias="relative"),
-    "grouped": Case(lengths=(100, 37, 128, 1, 60), row=200, causal=True, kv_heads=2),
-    "cross": Case(lengths=(100, 37, 128, 1, 60), row=200, source=(40, 90, 17, 130, 3)),
+    "causal-window": Case(lengths=LONG, row=200, causal=True, window=33),
+    "window-both-ways": Case(lengths=LONG, row=200, window=33),
+    "prefix": Case(lengths=LONG, row=200, causal=True, prefix=(70, 0, 128, 1, 2)),
+    "view": Case(lengths=LONG, row=200, view=(PREFIX, RIGHT, LEFT, BOTH, BOTH), prefix=(70, 0, 0, 1, 2)),
+    "alibi": Case(lengths=LONG, row=200, causal=True, bias="alibi"),
+    "relative": Case(lengths=LONG, row=200, bias="relative"),
+    "grouped": Case(lengths=LONG, row=200, causal=True, kv_heads=2),
+    "cross": Case(lengths=LONG, row=200, source=(40, 90, 17, 130, 3)),
     "cross-filler-on-one-side": Case(lengths=(40, 20), row=60, source=(30, 30)),
 }
 PRECISION = {torch.float32: (1e-4, 1e-3), torch.bfloat16: (2e-2, 6e-2)}

@@ -48,32 +48,11 @@ DISTILBERT = {
     "max_position_embeddings": 48,
 }
 ELECTRA = {**ENCODER, "embedding_size": 20}
-MODERN = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 5,
-    "num_attention_heads": 4,
-    "intermediate_size": 52,
-    "max_position_embeddings": 48,
-    "local_attention": 6,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention", "full_attention", "sliding_attention"]
 ALBERT = ELECTRA
 GPT = {"vocab_size": VOCAB, "n_embd": 36, "n_layer": 3, "n_head": 4, "n_positions": 48}
-LLAMA = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 52,
-    "max_position_embeddings": 48,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+LLAMA = {**ENCODER, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+MODERN = {**LLAMA, "num_hidden_layers": 5, "local_attention": 6}
 OPT = {
     "vocab_size": VOCAB,
     "hidden_size": 36,
@@ -83,16 +62,7 @@ OPT = {
     "max_position_embeddings": 48,
     "word_embed_proj_dim": 36,
 }
-NEOX = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 52,
-    "max_position_embeddings": 48,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-}
+NEOX = {**ENCODER, "hidden_size": 64, "bos_token_id": 0, "eos_token_id": 0}
 BLOOM = {"vocab_size": VOCAB, "hidden_size": 32, "n_layer": 3, "n_head": 4}
 XGLM = {
     "vocab_size": VOCAB,

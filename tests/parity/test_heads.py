@@ -64,6 +64,23 @@ FULL: list[tuple[str, type, dict[str, Any], str]] = [
     ("DebertaV2", tf.DebertaV2Config, DEBERTA, ""),
     ("XLNet", tf.XLNetConfig, XLNET, "Simple"),
 ]
+DECODERS: list[tuple[str, str, type, dict[str, Any], dict[str, Any]]] = [
+    ("gpt2", "GPT2", tf.GPT2Config, GPT_, {}),
+    ("llama", "Llama", tf.LlamaConfig, LLAMA, {}),
+    ("mistral", "Mistral", tf.MistralConfig, LLAMA, {"num_key_value_heads": 2}),
+    ("pythia", "GPTNeoX", tf.GPTNeoXConfig, NEOX, {"pad_token_id": 0}),
+    ("mpt", "Mpt", tf.MptConfig, MPT, {"pad_token_id": 0}),
+    ("bloom", "Bloom", tf.BloomConfig, BLOOM, {"pad_token_id": 0}),
+    ("xlm", "XLM", tf.XLMConfig, XLM, {"pad_token_id": 0}),
+    ("qwen3", "Qwen3", tf.Qwen3Config, LLAMA, {"num_key_value_heads": 2, "head_dim": 12}),
+]
+TWO_FORMS: list[tuple[str, str, type, dict[str, Any], dict[str, Any]]] = [
+    ("opt", "OPT", tf.OPTConfig, OPT, {}),
+    ("bart", "Bart", tf.BartConfig, BART, {}),
+    ("mbart", "MBart", tf.MBartConfig, BART, {}),
+    ("mbart_language", "MBart", tf.MBartConfig, BART, {"decoder_start_token_id": 50}),
+    ("t5", "T5", tf.T5Config, {**T5, "eos_token_id": EOS}, {"decoder_start_token_id": 0}),
+]
 CASES = [
     *(
         case(f"{name}-{form}", getattr(tf, f"{name}For{form}{simple if form[0] == 'Q' else ''}"), cfg, base)
@@ -74,31 +91,14 @@ CASES = [
     *(case(f"modernbert-mean-{form}", getattr(tf, f"ModernBertFor{form}"), tf.ModernBertConfig, MODERN,
            classifier_pooling="mean", classifier_bias=True, classifier_activation="relu", norm_bias=True)
       for form in (FORMS[0], FORMS[3])),
-    *(case(f"gpt2-{form}", getattr(tf, f"GPT2For{form}"), tf.GPT2Config, GPT_) for form in FORMS[:3]),
-    *(case(f"llama-{form}", getattr(tf, f"LlamaFor{form}"), tf.LlamaConfig, LLAMA) for form in FORMS[:3]),
-    *(case(f"mistral-{form}", getattr(tf, f"MistralFor{form}"), tf.MistralConfig, LLAMA, num_key_value_heads=2)
-      for form in FORMS[:3]),
-    *(case(f"pythia-{form}", getattr(tf, f"GPTNeoXFor{form}"), tf.GPTNeoXConfig, NEOX, pad_token_id=0)
-      for form in FORMS[:3]),
-    *(case(f"mpt-{form}", getattr(tf, f"MptFor{form}"), tf.MptConfig, MPT, pad_token_id=0) for form in FORMS[:3]),
-    *(case(f"bloom-{form}", getattr(tf, f"BloomFor{form}"), tf.BloomConfig, BLOOM, pad_token_id=0)
-      for form in FORMS[:3]),
-    *(case(f"xlm-{form}", getattr(tf, f"XLMFor{form}{'Simple' if form[0] == 'Q' else ''}"), tf.XLMConfig, XLM,
-           pad_token_id=0)
-      for form in FORMS[:3]),
-    *(case(f"opt-{form}", getattr(tf, f"OPTFor{form}"), tf.OPTConfig, OPT) for form in (FORMS[0], FORMS[2])),
-    *(case(f"qwen3-{form}", getattr(tf, f"Qwen3For{form}"), tf.Qwen3Config, LLAMA, num_key_value_heads=2, head_dim=12)
-      for form in FORMS[:3]),
+    *(case(f"{name}-{form}", getattr(tf, f"{prefix}For{form}{'Simple' if prefix + form[0] == 'XLMQ' else ''}"),
+           *rest[:2], **rest[2]) for name, prefix, *rest in DECODERS for form in FORMS[:3]),
+    *(case(f"{name}-{form}", getattr(tf, f"{prefix}For{form}"), *rest[:2], **rest[2])
+      for name, prefix, *rest in TWO_FORMS for form in (FORMS[0], FORMS[2])),
     case("qwen2", tf.Qwen2ForQuestionAnswering, tf.Qwen2Config, LLAMA, num_key_value_heads=2),
     case("gpt", tf.OpenAIGPTForSequenceClassification, tf.OpenAIGPTConfig, GPT_),
     case("olmo", tf.OlmoForSequenceClassification, tf.OlmoConfig, LLAMA),
     case("olmo2", tf.Olmo2ForSequenceClassification, tf.Olmo2Config, LLAMA),
-    *(case(f"bart-{form}", getattr(tf, f"BartFor{form}"), tf.BartConfig, BART) for form in (FORMS[0], FORMS[2])),
-    *(case(f"mbart-{form}", getattr(tf, f"MBartFor{form}"), tf.MBartConfig, BART) for form in (FORMS[0], FORMS[2])),
-    *(case(f"mbart_language-{form}", getattr(tf, f"MBartFor{form}"), tf.MBartConfig, BART, decoder_start_token_id=50)
-      for form in (FORMS[0], FORMS[2])),
-    *(case(f"t5-{form}", getattr(tf, f"T5For{form}"), tf.T5Config, {**T5, "eos_token_id": EOS},
-           decoder_start_token_id=0) for form in (FORMS[0], FORMS[2])),
 ]  # fmt: skip
 LONG = 11
 

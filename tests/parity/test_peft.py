@@ -56,11 +56,14 @@ def base(name: str, folder: Path) -> tuple[Any, LanguageModel]:
 
 @torch.no_grad()
 def said(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of both. The reference wants a mask where there are virtual tokens."""
     if ours.spec.is_encoder_decoder:
         batch = pt.batch(source=SOURCE.tolist(), target=TOKENS.tolist())
-        return theirs(input_ids=SOURCE, decoder_input_ids=TOKENS).logits, torch.stack(batch.split(ours(batch).logits))
-    batch = pt.batch(TOKENS.tolist())
-    return theirs(input_ids=TOKENS).logits, torch.stack(batch.split(ours(batch).logits))
+        given = {"input_ids": SOURCE, "attention_mask": torch.ones_like(SOURCE), "decoder_input_ids": TOKENS}
+    else:
+        batch = pt.batch(TOKENS.tolist())
+        given = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
+    return theirs(**given).logits, torch.stack(batch.split(ours(batch).logits))
 
 
 def alike(theirs: Any, ours: LanguageModel, plain: torch.Tensor) -> None:
@@ -195,20 +198,25 @@ PROMPTED = (
 )
 def test_prompts_go_both_ways(name: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
-    method = PromptTuning(count=SLOTS)
+    go_both_ways(theirs, ours, PromptTuning(count=SLOTS), prompted, tmp_path)
+
+
+def go_both_ways(theirs: Any, ours: LanguageModel, method: PeftMethod, compute: Any, folder: Path) -> torch.Tensor:
+    """Save virtual tokens for the reference and read those it saves; return its logits with the first ones."""
     method.apply(ours)
     stir(p for p in ours.parameters() if p.requires_grad)
-    save_adapter(ours, method, tmp_path / "adapter")
-    wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
-    expected, actual = prompted(wrapped, ours)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
+    save_adapter(ours, method, folder / "adapter")
+    wrapped = peft.PeftModel.from_pretrained(theirs, folder / "adapter").eval()
+    first, actual = compute(wrapped, ours)
+    torch.testing.assert_close(actual, first, rtol=0, atol=1e-5)
     stir(wrapped.prompt_encoder.parameters(), 0.5)
-    wrapped.save_pretrained(tmp_path / "theirs")
-    fresh = pt.load(tmp_path / "base")
-    assert load_adapter(fresh, tmp_path / "theirs") == method
-    expected, actual = prompted(wrapped, fresh)
+    wrapped.save_pretrained(folder / "theirs")
+    fresh = pt.load(folder / "base")
+    assert load_adapter(fresh, folder / "theirs") == method
+    expected, actual = compute(wrapped, fresh)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-    assert (actual - prompted(wrapped, ours)[1]).abs().max() > 1e-3
+    assert (actual - compute(wrapped, ours)[1]).abs().max() > 1e-3
+    return first
 
 
 def test_prompts_of_a_model_that_scales_its_embeddings(tmp_path: Path) -> None:
@@ -256,39 +264,15 @@ PREFIXED = (
 USUAL = {"bert-masked", "gpt2", "llama-gqa-bias", "mistral-window", "mpt", "t5", "bart"}
 
 
-@torch.no_grad()
-def with_prefix(theirs: Any, ours: LanguageModel) -> tuple[torch.Tensor, torch.Tensor]:
-    """The reference wants a mask where there are virtual tokens."""
-    if ours.spec.is_encoder_decoder:
-        batch = pt.batch(source=SOURCE.tolist(), target=TOKENS.tolist())
-        given = {"input_ids": SOURCE, "attention_mask": torch.ones_like(SOURCE), "decoder_input_ids": TOKENS}
-    else:
-        batch = pt.batch(TOKENS.tolist())
-        given = {"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}
-    return theirs(**given).logits, torch.stack(batch.split(ours(batch).logits))
-
-
 @pytest.mark.parametrize(
     "name", [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in PREFIXED]
 )
 def test_prefixes_go_both_ways(name: str, tmp_path: Path) -> None:
     theirs, ours = base(name, tmp_path)
-    plain = with_prefix(theirs, ours)[0]
+    plain = said(theirs, ours)[0]
     method = PrefixTuning(count=SLOTS, sides=("decoder",) if ours.spec.is_encoder_decoder else PrefixTuning().sides)
-    method.apply(ours)
-    stir(p for p in ours.parameters() if p.requires_grad)
-    save_adapter(ours, method, tmp_path / "adapter")
-    wrapped = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
-    expected, actual = with_prefix(wrapped, ours)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-    assert (expected - plain).abs().max() > 1e-3, "the prefix does nothing"
-    stir(wrapped.prompt_encoder.parameters(), 0.5)
-    wrapped.save_pretrained(tmp_path / "theirs")
-    fresh = pt.load(tmp_path / "base")
-    assert load_adapter(fresh, tmp_path / "theirs") == method
-    expected, actual = with_prefix(wrapped, fresh)
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
-    assert (actual - with_prefix(wrapped, ours)[1]).abs().max() > 1e-3
+    with_prefix = go_both_ways(theirs, ours, method, said, tmp_path)
+    assert (with_prefix - plain).abs().max() > 1e-3, "the prefix does nothing"
 
 
 @pytest.mark.parametrize("name", ["gpt", "xlnet"])
@@ -315,13 +299,13 @@ def test_prefixes_of_an_even_decoder(tmp_path: Path) -> None:
     stir(wrapped.prompt_encoder.parameters(), 0.5)
     wrapped.eval().save_pretrained(tmp_path / "theirs")
     method = load_adapter(ours, tmp_path / "theirs")
-    expected, actual = with_prefix(wrapped, ours)
+    expected, actual = said(wrapped, ours)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
     save_adapter(ours, method, tmp_path / "ours")
     assert not (tmp_path / "ours" / "adapter_config.json").exists()
     again = pt.load(tmp_path / "base")
     load_adapter(again, tmp_path / "ours")
-    torch.testing.assert_close(with_prefix(wrapped, again)[1], actual, rtol=0, atol=0)
+    torch.testing.assert_close(said(wrapped, again)[1], actual, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert-masked"])
@@ -335,7 +319,7 @@ def test_a_projected_prefix_is_read_by_us(name: str, tmp_path: Path) -> None:
     wrapped = peft.get_peft_model(theirs, config).eval()
     wrapped.save_pretrained(tmp_path / "theirs")
     load_adapter(ours, tmp_path / "theirs")
-    expected, actual = with_prefix(wrapped, ours)
+    expected, actual = said(wrapped, ours)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5)
 
 
