@@ -20,7 +20,8 @@ from pretune.data.pairs import ParallelSamples
 from pretune.data.stream import BatchStream, predict_lengths
 from pretune.objectives import build_objective
 from pretune.objectives.base import ModelShape
-from pretune.runs.training_data import DataConfig, SampleKind, TrainingData
+from pretune.runs.config import DataConfig, SampleKind
+from pretune.runs.training_data import TrainingData
 
 MAX_BATCHES = 40
 

@@ -80,8 +80,9 @@ def build_training(family: str, objective_name: str) -> Pair:
     from pretune.data.stream import BatchStream
     from pretune.models.catalog import resolve
     from pretune.objectives.base import Vocabulary
+    from pretune.runs.config import DataConfig
     from pretune.runs.defaults import replace_heads
-    from pretune.runs.training_data import DataConfig, TrainingData
+    from pretune.runs.training_data import TrainingData
 
     torch.manual_seed(0)
     objective = pt.objective(objective_name)

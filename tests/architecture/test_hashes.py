@@ -5,7 +5,7 @@ import pytest
 from pretune.adaptation.peft.lora import LoRA
 from pretune.models.catalog import resolve
 from pretune.objectives import OBJECTIVES
-from pretune.runs.config import PretrainConfig, PretrainTrainConfig
+from pretune.runs.config import DataConfig, PretrainConfig, PretrainTrainConfig
 from pretune.runs.finetune.config import (
     AdaptationConfig,
     BaseConfig,
@@ -14,7 +14,6 @@ from pretune.runs.finetune.config import (
     SequenceConfig,
     TaskConfig,
 )
-from pretune.runs.training_data import DataConfig
 
 REMEDY = "a field was added to a spec: let its default be the old behavior"
 

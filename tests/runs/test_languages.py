@@ -14,7 +14,8 @@ from pretune.models.catalog import resolve
 from pretune.models.model import build
 from pretune.objectives.masked import MaskedLM
 from pretune.objectives.translation import Translation
-from pretune.runs.training_data import DataConfig, TrainingData
+from pretune.runs.config import DataConfig
+from pretune.runs.training_data import TrainingData
 from tests.runs.small import FAST, Prepared, shrunk
 
 

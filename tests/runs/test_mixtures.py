@@ -14,8 +14,9 @@ from pretune.objectives.mixture import Mixture, Part
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import SupervisedSeq2seq
+from pretune.runs.config import DataConfig
 from pretune.runs.samples import SampleHook
-from pretune.runs.training_data import DataConfig, TrainingData
+from pretune.runs.training_data import TrainingData
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.runs.test_runs import run, same
 from tests.selection import keep_quick

@@ -18,7 +18,8 @@ from pretune.objectives.mixture import Mixture, MixtureCorruption, Part
 from pretune.objectives.prefix import PrefixLM
 from pretune.objectives.span_corruption import SpanCorruption
 from pretune.objectives.supervised import SupervisedSeq2seq
-from pretune.runs.training_data import DataConfig, TrainingData
+from pretune.runs.config import DataConfig
+from pretune.runs.training_data import TrainingData
 from pretune.text.tokenizer import Tokenizer
 from tests.data.test_parallel import sides_of
 from tests.runs.small import FAST, Prepared, shrunk

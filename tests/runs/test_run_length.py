@@ -9,11 +9,11 @@ import torch
 
 import pretune as pt
 from pretune.runs.data_phases import DataPhases
-from pretune.runs.estimate import estimate_pretrain, open_training_data
+from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.options import PretrainOptions, TokenizerOptions
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.samples import SampleHook
-from pretune.runs.training_data import DataFacts
+from pretune.runs.training_data import DataFacts, open_training_data
 from pretune.studies.estimates import Estimator
 from pretune.training.distributed import Ranks
 from pretune.training.run_logger import read_metrics

@@ -10,21 +10,22 @@ import os
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pretune.core import config as specs
 from pretune.core import io
-from pretune.core.config import Gt, Le, NonNegative, PathText, Positive, spec
+from pretune.core.config import Ge, Gt, Le, NonNegative, PathText, Positive, spec
 from pretune.core.config.edit import parse_value
 from pretune.core.config.read import format_value, read_yaml
 from pretune.core.config.specs import parse_annotation, to_plain
 from pretune.core.errors import UsageError, suggest
 from pretune.core.registry import Registry
 from pretune.core.run_dir import LocatedSettings, MovedPath, RunDir, get_path, locate_paths
+from pretune.data.plan import LengthSchedule, Phase
+from pretune.data.sampling import Mixing
 from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective
-from pretune.runs.training_data import DataConfig
 from pretune.training.config import Optim, ResidualPrecision, TrainConfig
 from pretune.training.distributed import Parallel
 
@@ -139,6 +140,31 @@ class RunConfig:
 
     def _is_mutable(self, path: str) -> bool:
         return ".".join(path.split(".")[:2]) in self.mutable_paths
+
+
+SampleKind = Literal["documents", "sentences", "blocks", "pairs"]
+
+
+@spec(has_kind=False)
+class DataConfig:
+    """Data settings of a run."""
+
+    path: PathText
+    samples: SampleKind = "documents"
+    max_length: Annotated[int, Ge(2)] = 512  # including special tokens
+    length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
+    mixing: Mixing | None = None
+    languages: tuple[str, ...] = ()  # of each source, in order; "en-de" if it is parallel
+
+    @property
+    def schedule(self) -> LengthSchedule:
+        """Phases of the run."""
+        if self.length_schedule is None or self.length_schedule[1] >= self.max_length:
+            return LengthSchedule(phases=(Phase(share=1.0, length=self.max_length),))
+        share, length = self.length_schedule
+        return LengthSchedule(
+            phases=(Phase(share=share, length=length), Phase(share=1 - share, length=self.max_length))
+        )
 
 
 @spec(has_kind=False)

@@ -17,8 +17,8 @@ from pretune.data.sequences import Ints
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream
 from pretune.runs.config import PretrainConfig
-from pretune.runs.estimate import build_train_streams, count_steps, estimate_steps_on_cores
-from pretune.runs.training_data import TrainingData
+from pretune.runs.estimate import estimate_steps_on_cores
+from pretune.runs.training_data import TrainingData, build_train_streams, count_steps
 from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
 from pretune.training.step import TrainState

@@ -28,6 +28,7 @@ from pretune.objectives.distill import Distill
 from pretune.runs.config import (
     LENGTHS,
     STOP_EARLY_PATIENCE,
+    DataConfig,
     PretrainConfig,
     PretrainTrainConfig,
     read_config,
@@ -35,7 +36,7 @@ from pretune.runs.config import (
     refuse_conflicts,
 )
 from pretune.runs.options import PretrainOptions
-from pretune.runs.training_data import DataConfig, DataFacts
+from pretune.runs.training_data import DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import check_words
 from pretune.training.config import Constant, InverseSquareRoot

@@ -14,7 +14,7 @@ import torch
 
 from pretune.adaptation.teacher import DistillationFlops, check_teacher
 from pretune.data.prepared_data import PreparedData
-from pretune.data.stream import BatchStream, Corruption, TokenCounter, count_run_tokens, find_steps
+from pretune.data.stream import Corruption, TokenCounter, count_run_tokens
 from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH
 from pretune.models.devices import DEVICES, DOLLARS_PER_KWH, Device
@@ -24,7 +24,7 @@ from pretune.objectives.base import Vocabulary
 from pretune.objectives.distill import Distill
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import explain_rate
-from pretune.runs.training_data import TrainingData, floor_rows
+from pretune.runs.training_data import build_train_streams, count_steps, floor_rows, open_training_data
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
@@ -171,54 +171,6 @@ def _build_flops_counter(
     teacher = teacher or inspect_checkpoint(distill.require_teacher())[0]
     check_teacher(distill, settings.model, teacher, distill.require_teacher(), settings.data.max_length)
     return DistillationFlops.from_objective(distill, settings.model, teacher)
-
-
-def open_training_data(settings: PretrainConfig) -> TrainingData:
-    """Open the data of a run; raises if it is invalid or does not fit the model and its objective."""
-    objective = settings.objective
-    return TrainingData.open(
-        settings.data,
-        objective.base if isinstance(objective, Distill) else objective,
-        catalog.convert_to_shape(settings.model, objective.shapes).shape,
-        start=settings.model.special.start,
-        max_positions=settings.model.max_length,
-        languages=settings.model.stacks[0].embed.languages,
-    )
-
-
-def build_train_streams(
-    settings: PretrainConfig, source: TrainingData, *, ranks: int = 1, has_fixed_slots: bool = False
-) -> tuple[BatchStream, ...]:
-    """Build the training batches of each phase."""
-    return tuple(
-        source.build_stream(
-            "train",
-            length=phase.length,
-            tokens=settings.train.batch_tokens,
-            ranks=ranks,
-            seed=settings.train.seed,
-            has_fixed_slots=has_fixed_slots,
-        )
-        for phase in settings.data.schedule.phases
-    )
-
-
-def count_steps(settings: PretrainConfig, streams: tuple[BatchStream, ...]) -> int | None:
-    """Return the number of steps; None if the budget decides.
-
-    Of a run of some tokens, it is the smallest whose batches hold them.
-    """
-    train, schedule = settings.train, settings.data.schedule
-    if train.budget is not None:
-        return None
-    if train.steps is not None:
-        return train.steps
-    if train.tokens is not None:
-        return find_steps([TokenCounter(stream) for stream in streams], schedule.divide, train.tokens)
-    # Each phase takes its share of the epochs.
-    per_epoch = [len(stream.get_steps(0)) for stream in streams]
-    steps = sum(phase.share * count for phase, count in zip(schedule.phases, per_epoch, strict=True))
-    return max(round((train.epochs or 1.0) * steps), 1)
 
 
 def measure_length(settings: PretrainConfig) -> tuple[int | None, int | None]:

@@ -20,11 +20,10 @@ from pretune.core.config.specs import get_fields
 from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.config import LENGTHS, PretrainConfig, PretrainTrainConfig, read_config
+from pretune.runs.config import LENGTHS, DataConfig, PretrainConfig, PretrainTrainConfig, read_config
 from pretune.runs.defaults import LENGTH_PATHS, build_pretrain_config
 from pretune.runs.options import PretrainOptions
 from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_run
-from pretune.runs.training_data import DataConfig
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.checkpoints.manager import CheckpointManager, read_state

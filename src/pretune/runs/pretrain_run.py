@@ -34,9 +34,9 @@ from pretune.objectives.distill import Distill, Distillation
 from pretune.runs.config import PretrainConfig
 from pretune.runs.data_phases import DataPhases, compute_eval_interval, count_workers
 from pretune.runs.defaults import explain_rate
-from pretune.runs.estimate import open_training_data
 from pretune.runs.model_card import build_pretraining_card
 from pretune.runs.samples import SampleHook, SampleObjective, build_trigger, check_prompts, estimate_sample_cost
+from pretune.runs.training_data import open_training_data
 from pretune.training.checkpoints.manager import collect_weights
 from pretune.training.clock import IN_FLIGHT_STEPS, TrainingClock
 from pretune.training.config import TrainConfig, configure_model

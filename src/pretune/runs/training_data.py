@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from pretune.core import log
-from pretune.core.config import Ge, PathText, get_kind, spec
+from pretune.core.config import get_kind
 from pretune.core.errors import DataError, UsageError
 from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import ParallelPairs, ParallelSamples, SegmentPairs
-from pretune.data.plan import BatchShape, LengthSchedule, Phase
+from pretune.data.plan import BatchShape
 from pretune.data.prepared_data import PreparedData
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.sampling import Mixing, SampleLengths
@@ -23,42 +23,24 @@ from pretune.data.stream import (
     BatchStream,
     Corruption,
     LengthPredictingCorruption,
+    TokenCounter,
     compute_row_lengths,
+    find_steps,
     has_random_lengths,
     predict_lengths,
 )
+from pretune.models import catalog
 from pretune.objectives.base import ModelShape, Objective, Vocabulary, build_template
+from pretune.objectives.distill import Distill
 from pretune.objectives.mixture import Mixture
+from pretune.runs.config import DataConfig, PretrainConfig
 from pretune.text.template import TokenTemplate
 from pretune.text.tokenizer import Tokenizer
 
-SampleKind = Literal["documents", "sentences", "blocks", "pairs"]
 HELD_OUT_SEED = 0
 """Fixed seed, so that validation text is sampled, packed and corrupted identically in every run."""
 _MIN_FILL, _SAMPLE_SEQUENCES = 0.94, 4096  # target fill ratio of rows, and the number of sequences it is measured on
 _MAX_ROW_FACTOR = 4  # maximum lengthening of rows by a few long targets
-
-
-@spec(has_kind=False)
-class DataConfig:
-    """Data settings of a run."""
-
-    path: PathText
-    samples: SampleKind = "documents"
-    max_length: Annotated[int, Ge(2)] = 512  # including special tokens
-    length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
-    mixing: Mixing | None = None
-    languages: tuple[str, ...] = ()  # of each source, in order; "en-de" if it is parallel
-
-    @property
-    def schedule(self) -> LengthSchedule:
-        """Phases of the run."""
-        if self.length_schedule is None or self.length_schedule[1] >= self.max_length:
-            return LengthSchedule(phases=(Phase(share=1.0, length=self.max_length),))
-        share, length = self.length_schedule
-        return LengthSchedule(
-            phases=(Phase(share=share, length=length), Phase(share=1 - share, length=self.max_length))
-        )
 
 
 class DataFacts(NamedTuple):
@@ -353,3 +335,51 @@ def floor_rows(rows: int) -> int:
     while unit < 64 and unit * 16 <= rows:
         unit *= 2
     return rows // unit * unit
+
+
+def open_training_data(settings: PretrainConfig) -> TrainingData:
+    """Open the data of a run; raises if it is invalid or does not fit the model and its objective."""
+    objective = settings.objective
+    return TrainingData.open(
+        settings.data,
+        objective.base if isinstance(objective, Distill) else objective,
+        catalog.convert_to_shape(settings.model, objective.shapes).shape,
+        start=settings.model.special.start,
+        max_positions=settings.model.max_length,
+        languages=settings.model.stacks[0].embed.languages,
+    )
+
+
+def build_train_streams(
+    settings: PretrainConfig, source: TrainingData, *, ranks: int = 1, has_fixed_slots: bool = False
+) -> tuple[BatchStream, ...]:
+    """Build the training batches of each phase."""
+    return tuple(
+        source.build_stream(
+            "train",
+            length=phase.length,
+            tokens=settings.train.batch_tokens,
+            ranks=ranks,
+            seed=settings.train.seed,
+            has_fixed_slots=has_fixed_slots,
+        )
+        for phase in settings.data.schedule.phases
+    )
+
+
+def count_steps(settings: PretrainConfig, streams: tuple[BatchStream, ...]) -> int | None:
+    """Return the number of steps; None if the budget decides.
+
+    Of a run of some tokens, it is the smallest whose batches hold them.
+    """
+    train, schedule = settings.train, settings.data.schedule
+    if train.budget is not None:
+        return None
+    if train.steps is not None:
+        return train.steps
+    if train.tokens is not None:
+        return find_steps([TokenCounter(stream) for stream in streams], schedule.divide, train.tokens)
+    # Each phase takes its share of the epochs.
+    per_epoch = [len(stream.get_steps(0)) for stream in streams]
+    steps = sum(phase.share * count for phase, count in zip(schedule.phases, per_epoch, strict=True))
+    return max(round((train.epochs or 1.0) * steps), 1)

@@ -39,10 +39,10 @@ from pretune.models.families import FAMILIES
 from pretune.models.model import LanguageModel
 from pretune.models.spec import PARTS
 from pretune.objectives.base import Objective
-from pretune.runs.config import read_objective
+from pretune.runs.config import DataConfig, read_objective
 from pretune.runs.finetune.adapted_model import load_base_model
 from pretune.runs.finetune.config import BaseConfig
-from pretune.runs.training_data import DataConfig, TrainingData
+from pretune.runs.training_data import TrainingData
 from pretune.training.distributed import Ranks, resolve_device
 from pretune.training.records import Forgetting
 from pretune.training.step import ModelWithLoss
