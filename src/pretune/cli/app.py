@@ -41,7 +41,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "neighbors": "pretune.cli.neighbors:neighbors",
         "analyze": "pretune.cli.analyze:analyze",
         "compare": "pretune.cli.compare:compare",
-        "report": "pretune.cli.report:report",
+        "report": "pretune.cli.export:report",
         "verify": "pretune.cli.export:verify",
         "export": "pretune.cli.export:export",
         "serve": "pretune.cli.serve:serve",

@@ -1,10 +1,11 @@
-"""`pretune verify`: check the integrity of a model or run; `pretune export`: write a model for other libraries."""
+"""`pretune export`: write a model for other libraries; `pretune verify`: check one; `pretune report`: HTML of runs."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pretune.cli._options import DtypeName, OutputFormat
-from pretune.cli._output import find_free_path, hint
+from pretune.cli._output import find_free_path, hint, quote
 from pretune.core import log
 from pretune.core.api import Option
 from pretune.runs.options import BASE, MODEL
@@ -98,3 +99,29 @@ def verify(
         hint("export", model, "--to", "hf", "--out", find_free_path(f"{directory.resolve().name}-hf"))
     else:
         hint("show", model)
+
+
+def report(
+    runs: Annotated[list[str], Option("RUN", "Run directories, or a directory with results.json.")],
+    *,
+    out: Annotated[Path, Option("--out FILE", "Output file.")] = Path("report.html"),
+    title: Annotated[str | None, Option("--title TEXT", "Title of the page.")] = None,
+    output: OutputFormat,
+) -> None:
+    """Write an HTML report of runs.
+
+    The page shows scores, learning curves, errors, cost, data and the commands to reproduce them. It is one file
+    without scripts or network access, with a light and a dark theme.
+
+    Example: pretune report runs/books runs/sst2 --out report.html
+    """
+    from pretune.core.run_dir import RunDir
+    from pretune.reports.page import report as write
+
+    page = write(runs, out, title=title)
+    size = page.stat().st_size
+    log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if output.as_json else f"{page}")
+    if not output.as_json:
+        log.info(f"open {quote(page)} in a browser (one file, {size:,} bytes)")
+    run = next((directory for directory in runs if RunDir(Path(directory)).model_config.is_file()), None)
+    hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=output.as_json)
