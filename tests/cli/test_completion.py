@@ -108,7 +108,7 @@ def test_names_are_those_that_verbs_take() -> None:
     from pretune.inference.pooling import POOLINGS
     from pretune.models.families import FAMILIES, find_style_family, list_sizes
     from pretune.objectives.base import MODEL_SHAPES
-    from pretune.runs.evaluation_job import FILE_TASKS
+    from pretune.runs.evaluate import FILE_TASKS
     from pretune.runs.finetune.defaults import METHOD_PRESETS
 
     assert all(list_sizes(family) == tuple(FAMILIES.get(family).sizes) for family in FAMILIES)
