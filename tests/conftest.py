@@ -4,9 +4,11 @@ import gc
 import io
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from _pytest.capture import CaptureResult
 
 try:
     from hypothesis import HealthCheck, settings
@@ -121,3 +123,11 @@ def shared_data() -> Path:
     if not directory.is_dir():
         pytest.skip(f"no data at {directory}; set PRETUNE_DATA")
     return directory
+
+
+def run_command(capsys: pytest.CaptureFixture[str], words: Sequence[str], code: int = 0) -> CaptureResult[str]:
+    """What a command prints, whose exit code is checked."""
+    from pretune.cli import main
+
+    assert main(words) == code
+    return capsys.readouterr()

@@ -9,6 +9,7 @@ import pretune as pt
 from pretune.cli import app, main
 from tests.analysis.models import model_of
 from tests.cli.asked import examples, parsed
+from tests.conftest import run_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -16,8 +17,7 @@ Capture = pytest.CaptureFixture[str]
 @pytest.mark.parametrize("name", app.ANALYSES)
 def test_every_analysis_has_an_example_that_is_run(name: str, capsys: Capture) -> None:
     """Those of `pretune analyze --help` are run in tests/cli/test_examples.py."""
-    assert main(["analyze", name, "--help"]) == 0
-    shown = capsys.readouterr().out
+    shown = run_command(capsys, ["analyze", name, "--help"]).out
     commands = [command for command in examples("analyze") if command.split()[2] == name]
     assert commands and "{" not in shown.partition("\n\n")[0]
     for command in commands:
@@ -28,8 +28,7 @@ def test_every_analysis_has_an_example_that_is_run(name: str, capsys: Capture) -
 
 
 def test_the_help_lists_them(capsys: Capture) -> None:
-    assert main(["analyze", "--help"]) == 0
-    shown = capsys.readouterr().out
+    shown = run_command(capsys, ["analyze", "--help"]).out
     assert all(f"  {name} " in shown for name in app.ANALYSES)
 
 
@@ -48,7 +47,5 @@ def test_settings_are_checked_before_anything_is_read(tmp_path: Path, capsys: Ca
 
 
 def test_an_unknown_one_is_named(capsys: Capture) -> None:
-    assert main(["analyze", "atention", "x"]) == 2
-    assert "did you mean 'attention'" in capsys.readouterr().err
-    assert main(["analyze"]) == 2
-    assert "missing command" in capsys.readouterr().err
+    assert "did you mean 'attention'" in run_command(capsys, ["analyze", "atention", "x"], code=2).err
+    assert "missing command" in run_command(capsys, ["analyze"], code=2).err

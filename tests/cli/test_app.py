@@ -13,7 +13,7 @@ from pretune.cli import app, main
 from pretune.cli._errors import classify_error
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 from tests.selection import keep_quick
 
 FAKE = '''
@@ -116,8 +116,7 @@ class TestErrors:
         ],
     )
     def test_bad_usage(self, capsys: pytest.CaptureFixture[str], arguments: list[str], parts: list[str]) -> None:
-        assert main(arguments) == 2
-        out, err = capsys.readouterr()
+        out, err = run_command(capsys, arguments, code=2)
         assert out == "" and err.startswith("pretune: error: ") and err.count("\n") == 1
         assert [part for part in parts if part not in err] == [], err
 
@@ -153,8 +152,7 @@ class TestErrors:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
-        assert main(["end", "bug"]) == 1
-        out, err = capsys.readouterr()
+        out, err = run_command(capsys, ["end", "bug"], code=1)
         assert out == "" and "KeyError: 'depth'" in err and "--debug" in err and err.count("\n") == 1
 
     def test_an_exit_code_of_typer_is_kept(self) -> None:
@@ -164,8 +162,7 @@ class TestErrors:
     def test_debug_shows_the_traceback_wherever_it_stands(
         self, capsys: pytest.CaptureFixture[str], arguments: list[str]
     ) -> None:
-        assert main(arguments) == 1
-        err = capsys.readouterr().err
+        err = run_command(capsys, arguments, code=1).err
         assert "Traceback" in err
         assert err.endswith("KeyError: 'depth'\n") and err.splitlines()[-1].startswith("pretune: error: ")
 
@@ -181,31 +178,26 @@ class TestErrors:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-        assert main(["end", "--", "--debug"]) == 1
-        assert "KeyError: '--debug'" in capsys.readouterr().err
+        assert "KeyError: '--debug'" in run_command(capsys, ["end", "--", "--debug"], code=1).err
 
 
 @pytest.mark.usefixtures("verbs")
 class TestOutput:
     @pytest.mark.parametrize("arguments", [["--quiet", "talk"], ["talk", "--quiet"]])
     def test_quiet_leaves_the_results(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
-        assert main(arguments) == 0
-        assert capsys.readouterr() == ("result\n", "")
+        assert run_command(capsys, arguments) == ("result\n", "")
         assert main(["talk"]) == 0  # and is not remembered
         assert capsys.readouterr() == ("result\n", "progress\n")
 
     def test_help_lists_the_verbs_in_their_order(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["--help"]) == 0
-        text = capsys.readouterr().out
-        assert main([]) == 0
-        assert capsys.readouterr().out == text
+        text = run_command(capsys, ["--help"]).out
+        assert run_command(capsys, []).out == text
         assert text.index("end ") < text.index("talk ")
         assert "End somehow." in text
 
     def test_help_of_a_verb_shows_its_example(self, capsys: pytest.CaptureFixture[str]) -> None:
         for words in (["end", "--help"], ["help", "end"], ["end", "-h"]):
-            assert main(words) == 0
-            assert "Example: pretune end bug" in capsys.readouterr().out
+            assert "Example: pretune end bug" in run_command(capsys, words).out
 
     def test_only_the_verb_asked_for_is_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(app, "VERBS", Registry("verb", {"talk": "fakeverbs:talk", "absent": "no.such.module:f"}))

@@ -10,7 +10,7 @@ import pytest
 from pretune.cli import VERBS, _options, main, prepare
 from pretune.core.errors import UsageError
 from tests.cli.asked import complete
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 from tests.selection import keep_quick
 
 Capture = pytest.CaptureFixture[str]
@@ -78,12 +78,10 @@ def test_zsh_and_fish() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts(shell: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(["--show-completion", shell]) == 0
-    script = capsys.readouterr().out
+    script = run_command(capsys, ["--show-completion", shell]).out
     assert f"_PRETUNE_COMPLETE=complete_{shell}" in script
     monkeypatch.setenv("SHELL", f"/usr/bin/{shell}")
-    assert main(["--show-completion"]) == 0
-    assert capsys.readouterr().out == script
+    assert run_command(capsys, ["--show-completion"]).out == script
     monkeypatch.setenv("HOME", str(tmp_path))
     assert main(["--install-completion"]) == 0
     path = Path(capsys.readouterr().out.strip())
@@ -91,16 +89,14 @@ def test_scripts(shell: str, capsys: Capture, tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_unknown_shell(capsys: Capture) -> None:
-    assert main(["--show-completion", "bsh"]) == 2
-    error = capsys.readouterr().err
+    error = run_command(capsys, ["--show-completion", "bsh"], code=2).err
     assert "'bsh'" in error and "'bash'" in error and "fish" in error
 
 
 def test_a_home_that_cannot_be_written(capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
-    assert main(["--install-completion", "bash"]) == 6
-    assert "--show-completion bash" in capsys.readouterr().err
+    assert "--show-completion bash" in run_command(capsys, ["--install-completion", "bash"], code=6).err
 
 
 def test_names_are_those_that_verbs_take() -> None:

@@ -14,6 +14,7 @@ from pretune.cli._output import print_csv
 from pretune.cli.finetune import _list_records
 from pretune.models import catalog
 from pretune.tasks import TASKS
+from tests.conftest import run_command
 from tests.inference.readers import TEXTS, encoder
 from tests.reports import report_files as files
 
@@ -26,8 +27,7 @@ def read(capsys: pytest.CaptureFixture[str]) -> Read:
 
     def run(*words: object) -> list[dict[str, str]]:
         capsys.readouterr()
-        assert main([*map(str, words), "--csv"]) == 0
-        out = capsys.readouterr().out
+        out = run_command(capsys, [*map(str, words), "--csv"]).out
         assert out.endswith("\r\n") and out.count("\r\n") >= 2
         return list(csv.DictReader(io.StringIO(out, newline=""), strict=True))
 
@@ -49,8 +49,7 @@ def test_lists(read: Read) -> None:
 
 def test_show_has_all_numbers(read: Read, capsys: pytest.CaptureFixture[str]) -> None:
     rows = read("show", "bert-tiny")
-    assert main(["show", "bert-tiny", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(run_command(capsys, ["show", "bert-tiny", "--json"]).out)
     found = {(row["table"], row["row"], row["name"]): row["value"] for row in rows}
     assert found["params", "", "total"] == str(facts["params"]["total"])
     assert found["memory", "training", "total"] == str(facts["memory"]["training"]["total"])
@@ -86,5 +85,4 @@ def test_hits_words_and_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("words", [("list", "sizes"), ("show", "bert-tiny"), ("env",)])
 def test_one_format_at_a_time(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*words, "--json", "--csv"]) == 2
-    assert "--csv" in capsys.readouterr().err
+    assert "--csv" in run_command(capsys, [*words, "--json", "--csv"], code=2).err

@@ -11,6 +11,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
+from tests.conftest import run_command
 from tests.inference.readers import TEXTS, encoder
 
 
@@ -69,8 +70,7 @@ def test_a_table(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     table, out = tmp_path / "t.csv", str(tmp_path / "v.npy")
     table.write_text('id,note\n7,the cat\n8,"the dog, too"\n')
     arguments = ["embed", model, "--input", str(table), "--out", out, "--device", "cpu"]
-    assert main(arguments) == 3
-    error = capsys.readouterr().err
+    error = run_command(capsys, arguments, code=3).err
     assert all(part in error for part in ("t.csv", "'text'", "id, note", "--field")), error
     assert main([*arguments, "--field", "note"]) == 0
     np.testing.assert_allclose(np.load(out), pt.embed(model, ["the cat", "the dog, too"]), atol=1e-6)

@@ -7,14 +7,13 @@ import pytest
 
 import pretune
 from pretune.cli import env, main
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 
 def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
-    assert main(["env", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(run_command(capsys, ["env", "--json"]).out)
     assert facts["pretune"] == pretune.__version__
     assert facts["packages"]["torch"] == torch.__version__
     assert 1 <= facts["cores"] <= (os.cpu_count() or 1)
@@ -23,8 +22,7 @@ def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_has_a_line_for_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["env"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(capsys, ["env"]).out.splitlines()
     found = [line.split()[0] for line in lines]
     assert {"pretune", "python", "torch", "numpy", "tokenizers", "safetensors", "platform", "cores", "memory"} <= {
         *found
@@ -45,8 +43,7 @@ def test_a_broken_torch_still_gives_a_report(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    assert main(["env", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["devices"] == []
+    assert json.loads(run_command(capsys, ["env", "--json"]).out)["devices"] == []
 
 
 def test_extras_are_those_of_the_project() -> None:
@@ -65,13 +62,11 @@ def test_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str], monkeypatch
     monkeypatch.setenv("PRETUNE_DATA", "/no/such/folder")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(env, "EXTRAS", {"hub": ("no-such-package",), "base": ("pytest",)})
-    assert main(["env", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
+    facts = json.loads(run_command(capsys, ["env", "--json"]).out)
     assert facts["threads"] == torch.get_num_threads()
     assert facts["extras"]["hub"] == {"no-such-package": None} and facts["extras"]["base"]["pytest"]
     assert facts["disks"]["here"]["free"] > 0 and facts["data"] == {"PRETUNE_DATA": "/no/such/folder", "there": False}
     assert facts["variables"]["HF_HUB_OFFLINE"] == "1"
-    assert main(["env"]) == 0
-    text = capsys.readouterr().out
+    text = run_command(capsys, ["env"]).out
     for part in ("extra:hub", "no-such-package", "/no/such/folder", "disk:here", "processor"):
         assert part in text

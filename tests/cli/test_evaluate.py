@@ -11,6 +11,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.runs.finetune.inference import evaluate_run
 from pretune.tasks import TASKS
+from tests.conftest import run_command
 from tests.runs import tasked
 from tests.runs.small import FAST, make, shrunk
 
@@ -50,8 +51,7 @@ def table(tmp_path: Path) -> str:
 
 
 def told(capsys: Capture, *words: str) -> list[dict]:  # type: ignore[type-arg]
-    assert main(["--quiet", "evaluate", *words, "--json"]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["--quiet", "evaluate", *words, "--json"])
     assert err == ""
     found: list[dict] = json.loads(out)["results"]  # type: ignore[type-arg]
     return found

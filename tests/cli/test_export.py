@@ -11,6 +11,7 @@ from pretune.cli import main
 from pretune.models import catalog, tensor_files
 from pretune.models.model import LanguageModel
 from pretune.models.verify import verify
+from tests.conftest import run_command
 
 Capture = pytest.CaptureFixture[str]
 SMALL = {"width": 16, "depth": 2, "heads": 2, "vocab": 30}
@@ -43,8 +44,7 @@ def refused(capsys: Capture, root: Path, *arguments: str | Path, code: int = 2) 
 
 def test_a_copy_is_the_same_model(capsys: Capture, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    assert main(["export", str(folder), "--to", "hf", "--out", str(out)]) == 0
-    result, err = capsys.readouterr()
+    result, err = run_command(capsys, ["export", str(folder), "--to", "hf", "--out", str(out)])
     assert result.startswith(f"{out}: GPT2LMHeadModel, 7,328 ") and result.endswith("float32\n")
     assert err == f"next: pretune verify {out}\n"
     assert {**tree(out), "README.md": b""} == {**tree(folder), "README.md": b""}

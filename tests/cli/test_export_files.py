@@ -9,6 +9,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.models import catalog
 from tests.cli.test_export import refused, tree
+from tests.conftest import run_command
 
 SMALL = {"width": 32, "depth": 1, "heads": 2, "vocab": 30}
 
@@ -45,8 +46,7 @@ def test_onnx(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (out.parent / "README.md").write_text("mine")
     (out.parent / "MANIFEST.json").write_text("mine too")
     arguments = ["export", str(encoder), "--to", "onnx", "--out", str(out), "--quantize", "int8", "--json"]
-    assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out)["files"] == ["bert.onnx", "bert_quantized.onnx"]
+    assert json.loads(run_command(capsys, arguments).out)["files"] == ["bert.onnx", "bert_quantized.onnx"]
     assert list_new(out.parent) == {"bert.onnx", "bert_quantized.onnx", "README.md", "MANIFEST.json"}
     assert (out.parent / "README.md").read_text() == "mine"
     for file in ("bert.onnx", "bert_quantized.onnx"):

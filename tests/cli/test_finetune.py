@@ -10,6 +10,7 @@ import yaml
 from pretune.cli import main
 from pretune.core.errors import DataError
 from pretune.runs.finetune.inference import open_runs
+from tests.conftest import run_command
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -34,8 +35,7 @@ def run(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_path: Path, capsys: Capture) -> None:
     given = ["finetune", str(base), f"--train={table}", "--seeds=2", "--train-examples=20,all", "--dry-run"]
-    assert main(given) == 0
-    said = capsys.readouterr()
+    said = run_command(capsys, given)
     tree = yaml.safe_load(said.out)
     assert tree["plan"]["seeds"] == [0, 1] and tree["plan"]["train_examples"] == [20, None]
     assert "bad 24, good 24" in said.out and " 64 (" in said.out
@@ -43,15 +43,13 @@ def test_a_dry_run_shows_all_and_touches_nothing(base: Path, table: Path, tmp_pa
     assert "4 trials" in said.out and "h200" in said.out
     comments = [line.startswith("#") for line in said.out.splitlines()]
     assert comments[0] and not any(comments[comments.index(False) :])  # the summary comes first
-    assert main([*given, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_command(capsys, [*given, "--json"]).out)
     assert found["forecast"]["examples"] == {"train": 48, "dev": 6, "test": 6} and not [*tmp_path.iterdir()]
     assert found["forecast"]["balance"] == {"own": {"bad": 24, "good": 24}}
 
 
 def test_the_result_is_a_table_or_json(run: Path, capsys: Capture) -> None:
-    assert main(["finetune", f"--out={run}", "--resume"]) == 0
-    said = capsys.readouterr()
+    said = run_command(capsys, ["finetune", f"--out={run}", "--resume"])
     assert "(accuracy, test)" in said.out and "majority" in said.out
     assert f"{run}: " in said.err and f"pretune predict {run}" in said.err
     assert main(["--quiet", "finetune", f"--out={run}", "--resume", "--json"]) == 0
@@ -61,8 +59,7 @@ def test_the_result_is_a_table_or_json(run: Path, capsys: Capture) -> None:
 def test_lines_come_in_and_json_goes_out(run: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     text = b'a lovely sea.\n{"text": "the dreadful wind."}\n"quoted"\n'
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
-    assert main(["predict", str(run), "--input=-"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    lines = [json.loads(line) for line in run_command(capsys, ["predict", str(run), "--input=-"]).out.splitlines()]
     assert [line["id"] for line in lines] == ["0", "1", "2"]
     assert all(line["label"] in ("bad", "good") for line in lines)
 
@@ -87,8 +84,7 @@ def test_chunks_do_not_change_what_is_said(run: Path, table: Path, capsys: Captu
     ],
 )
 def test_a_wrong_wish_is_one_line(base: Path, capsys: Capture, more: list[str], told: str) -> None:
-    assert main(["finetune", str(base), *more]) == 2
-    said = capsys.readouterr().err
+    said = run_command(capsys, ["finetune", str(base), *more], code=2).err
     assert told in said and said.count("\n") == 1
 
 
@@ -98,8 +94,7 @@ def test_a_device_that_is_not_here_is_refused_by_a_dry_run_too(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     words = ["finetune", str(base), f"--train={table}", f"--out={tmp_path / 'run'}", "--device=cuda", *more]
-    assert main(words) == 6
-    assert "'cuda'" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    assert "'cuda'" in run_command(capsys, words, code=6).err and not (tmp_path / "run").exists()
 
 
 def test_a_tab_is_white_space_for_a_run_on_single_texts(
@@ -132,13 +127,10 @@ def test_an_export_is_predicted_with_and_evaluated(
     assert main(["--quiet", "export", *runs, "--to=hf", f"--out={tmp_path / 'out'}"]) == 0
     (tmp_path / "lines.txt").write_text("a lovely sea\nthe dreadful wind\n")
     capsys.readouterr()
-    said = []
-    for model in (run, tmp_path / "out"):
-        assert main(["--quiet", "predict", str(model), f"--input={tmp_path / 'lines.txt'}"]) == 0
-        said.append(capsys.readouterr().out)
+    words = ["--quiet", "predict", f"--input={tmp_path / 'lines.txt'}"]
+    said = [run_command(capsys, [*words, str(model)]).out for model in (run, tmp_path / "out")]
     assert (said[0] == said[1]) == (name == "run")
-    assert main(["evaluate", str(tmp_path / "out"), f"--test={table}"]) == 0
-    assert "scores.json" not in capsys.readouterr().err
+    assert "scores.json" not in run_command(capsys, ["evaluate", str(tmp_path / "out"), f"--test={table}"]).err
     assert (tmp_path / "out/run.json").exists() == (name == "soup")  # it names the user's files
 
 
@@ -149,15 +141,13 @@ def test_blank_cells_are_skipped_in_training_and_keep_their_line_in_predictions(
     mixed = tmp_path / "mixed.csv"
     mixed.write_text("\n".join([lines[0], lines[1], ' ,"good"', '"a sea",', *lines[2:]]) + "\n")
     command = ["finetune", str(base), f"--train={mixed}", "--steps=1", "--baselines=none"]
-    assert main([*command, "--strict", f"--out={tmp_path / 'strict'}"]) == 3
-    said = capsys.readouterr().err
+    said = run_command(capsys, [*command, "--strict", f"--out={tmp_path / 'strict'}"], code=3).err
     assert f"{mixed}:3:" in said and said.count("\n") == 1 and not (tmp_path / "strict").exists()
     assert main([*command, f"--out={tmp_path / 'run'}"]) == 0
     note = f"2 rows with a blank cell skipped, the first at {mixed}:3, 'text'"
     assert note in capsys.readouterr().err
     assert note in json.loads((tmp_path / "run/scores.json").read_text())["notes"]
-    assert main(["evaluate", str(run), f"--test={mixed}", "--json"]) == 0
-    (result,) = json.loads(capsys.readouterr().out)["results"]
+    (result,) = json.loads(run_command(capsys, ["evaluate", str(run), f"--test={mixed}", "--json"]).out)["results"]
     assert result["counts"]["examples"] == 60 and note in result["notes"]
 
     def predict(source: Path | str, *more: str) -> list[dict[str, object]]:

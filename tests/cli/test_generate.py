@@ -9,6 +9,7 @@ import pytest
 
 from pretune.cli import _output, main
 from pretune.runs.options import unescape
+from tests.conftest import run_command
 from tests.runs.small import FAST, make, shrunk
 
 Capture = pytest.CaptureFixture[str]
@@ -34,8 +35,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def said(capsys: Capture, *words: str) -> str:
     capsys.readouterr()
-    assert main(["--quiet", *words]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["--quiet", *words])
     assert err == ""
     return out
 
@@ -54,8 +54,7 @@ def test_one_text(capsys: Capture, runs: dict[str, str]) -> None:
     assert text.startswith("Once upon a time") and text.endswith("\n")
     assert said(capsys, *words, "--stream") == text, "a stream says the same"
     assert said(capsys, *words, "--seed=4") != text
-    assert main(words) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, words)
     assert out == text and "next: " in err
 
 
@@ -90,8 +89,7 @@ def test_a_line_may_end_a_text_as_a_shell_gives_it(capsys: Capture, runs: dict[s
     assert whole["new"].startswith(cut["new"]) and not set(cut["new"]) & {"\n", "\t"}
     assert (cut["finish_reason"] == "stop") == bool(set(whole["new"]) & {"\n", "\t"})
     stop = cut["new"][0]
-    assert main([*words, f"--stop={stop}"]) == 0
-    assert "1 of 1 text" in capsys.readouterr().err
+    assert "1 of 1 text" in run_command(capsys, [*words, f"--stop={stop}"]).err
     assert [unescape(text) for text in (r"a\nb", r"a\\nb", r"\x", "\\")] == ["a\nb", r"a\nb", r"\x", "\\"]
 
 
@@ -114,8 +112,7 @@ def test_many_prompts_show_how_far_they_are(
     monkeypatch.setattr(_output, "_SECONDS_BETWEEN_LINES", 0)
     words = ["generate", runs[GPT], f"--input={tmp_path / 'prompts.txt'}", "--max-new-tokens=4", "--batch=1"]
     text = said(capsys, *words)
-    assert main(words) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, words)
     assert out == text and "50%, 2 texts, 0:0" in err
 
 
@@ -145,8 +142,7 @@ def test_long_prompts(capsys: Capture, runs: dict[str, str]) -> None:
     words = ["generate", runs[GPT], "king " * 80, "--max-new-tokens=4"]
     error = refused(capsys, 2, *words)
     assert "59" in error and "4" in error
-    assert main([*words, "--truncate"]) == 0
-    assert capsys.readouterr().err.count("\n") > 1
+    assert run_command(capsys, [*words, "--truncate"]).err.count("\n") > 1
 
 
 def test_fill(capsys: Capture, runs: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pretune.cli import VERBS, main
 from pretune.cli.app import MAX_SUMMARY
 from tests.cli.asked import complete, examples, parsed
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 
 Capture = pytest.CaptureFixture[str]
 NAMED = {
@@ -39,8 +39,7 @@ def test_arguments_have_our_names_and_no_types_of_python(verb: str, capsys: Capt
 def test_every_verb_has_an_example_that_can_be_typed(verb: str, capsys: Capture) -> None:
     commands = examples(verb)
     assert commands
-    assert main([verb, "--help"]) == 0
-    shown = capsys.readouterr().out
+    shown = run_command(capsys, [verb, "--help"]).out
     for command in commands:
         assert command in shown  # in one line, so that it can be copied
         found, given = parsed(command)
@@ -58,8 +57,7 @@ def test_every_verb_gives_json(verb: str) -> None:
 
 
 def test_lines_of_the_help_are_whole(capsys: Capture) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
+    text = run_command(capsys, ["--help"]).out
     assert "..." not in text.replace("COMMAND [ARGS]...", "")
     for verb in VERBS:
         if verb != "quickstart":  # cut at a comma

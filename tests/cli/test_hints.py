@@ -11,6 +11,7 @@ import pytest
 from pretune.cli import VERBS, main
 from tests.cli import world
 from tests.cli.asked import alone, parsed, places
+from tests.conftest import run_command
 
 Capture = pytest.CaptureFixture[str]
 LINES = {"predict"}
@@ -28,8 +29,7 @@ def test_every_verb_is_here() -> None:
 @pytest.mark.parametrize("verb", world.COMMANDS)
 def test_what_follows_can_be_typed(verb: str, workshop: Path, capsys: Capture) -> None:
     with world.inside(workshop):
-        assert main(used(verb, f"made by {verb}")) == 0
-        said = capsys.readouterr()
+        said = run_command(capsys, used(verb, f"made by {verb}"))
         assert said.out
         nexts = [line for line in said.err.splitlines() if line.startswith("next: ")]
         assert len(nexts) == (0 if verb in world.SILENT else 1), said.err
@@ -48,8 +48,7 @@ def test_what_follows_can_be_typed(verb: str, workshop: Path, capsys: Capture) -
 @pytest.mark.parametrize("verb", world.COMMANDS)
 def test_json_alone_on_stdout_and_nothing_else(verb: str, workshop: Path, capsys: Capture) -> None:
     with world.inside(workshop):
-        assert main([*used(verb, f"quiet {verb}"), "--json", "--quiet"]) == 0
-        said = capsys.readouterr()
+        said = run_command(capsys, [*used(verb, f"quiet {verb}"), "--json", "--quiet"])
         assert said.err == ""
         for text in said.out.splitlines() if verb in LINES else [said.out]:
             json.loads(text)
@@ -59,8 +58,7 @@ def test_json_alone_on_stdout_and_nothing_else(verb: str, workshop: Path, capsys
 @pytest.mark.parametrize("verb", [name for name in world.COMMANDS if name not in world.SILENT])
 def test_json_has_no_hint_beside_it(verb: str, workshop: Path, capsys: Capture) -> None:
     with world.inside(workshop):
-        assert main([*used(verb, f"json {verb}"), "--json"]) == 0
-        assert "next: " not in capsys.readouterr().err
+        assert "next: " not in run_command(capsys, [*used(verb, f"json {verb}"), "--json"]).err
 
 
 def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +72,7 @@ def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture, m
             if words[0] == "pretrain":
                 at = words.index("--epochs")
                 words = [*words[:at], "--steps=1", *words[at + 2 :], *world.SMALL]
-            assert main(words) == 0
-            told = capsys.readouterr().err.splitlines()
+            told = run_command(capsys, words).err.splitlines()
             command = next(line.removeprefix("next: ") for line in told if line.startswith("next: "))
         assert verbs == ["tokenizer", "prepare", "pretrain"] and shlex.split(command)[1] == "fill"
         other = next(line.removeprefix("or: ").partition("  (")[0] for line in told if line.startswith("or: "))
@@ -85,8 +82,7 @@ def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture, m
         piped = re.search(r"^next: echo '(.*)' \| pretune (.*)$", "\n".join(told), re.MULTILINE)
         assert piped
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{piped[1]}\n".encode())))
-        assert main(shlex.split(piped[2])) == 0
-        assert json.loads(capsys.readouterr().out)["label"] in ("good", "bad")
+        assert json.loads(run_command(capsys, shlex.split(piped[2])).out)["label"] in ("good", "bad")
         other = next(line.removeprefix("or: ").partition("  (")[0] for line in told if line.startswith("or: "))
         assert main(shlex.split(other.replace("NEW.csv", "'my table.csv'"))[1:]) == 0
         assert len(capsys.readouterr().out.splitlines()) == 40
@@ -126,14 +122,12 @@ def test_too_little_text_leads_to_no_training(workshop: Path, tmp_path: Path, ca
 
 def test_a_run_on_a_table_is_not_judged_by_what_it_knows(workshop: Path, capsys: Capture) -> None:
     with world.inside(workshop):
-        assert main(["evaluate", "my runs/tuned"]) == 2
-        told = capsys.readouterr().err
+        told = run_command(capsys, ["evaluate", "my runs/tuned"], code=2).err
         assert "my runs/tuned/scores.json" in told and "--test" in told
         assert main(["evaluate", "my runs/tuned", "--test", "my table.csv"]) == 0
         assert "warning: my table.csv: " in capsys.readouterr().err
         Path("other table.csv").write_text(Path("my table.csv").read_text())
-        assert main(["evaluate", "my runs/tuned", "--test", "other table.csv"]) == 0
-        assert "warning: " not in capsys.readouterr().err
+        assert "warning: " not in run_command(capsys, ["evaluate", "my runs/tuned", "--test", "other table.csv"]).err
 
 
 @pytest.mark.parametrize("style", ["cls-sep", "s-mask", "endoftext", "sentinels", "cls-last"])

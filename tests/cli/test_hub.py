@@ -14,6 +14,7 @@ from pretune.cli import main
 from pretune.core import hub
 from pretune.core.errors import PretuneError, ResourceError, UsageError
 from pretune.models.hf import checkpoint
+from tests.conftest import run_command
 from tests.contracts.tiny import model_of
 from tests.runs import tasked
 
@@ -132,8 +133,7 @@ def test_what_can_go_wrong(
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert main(["fill", NAME, "a ___"]) == 2
-    assert "pip install 'pretune[hub]'" in capsys.readouterr().err
+    assert "pip install 'pretune[hub]'" in run_command(capsys, ["fill", NAME, "a ___"], code=2).err
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,7 @@ def test_an_interrupted_download_without_a_network(
         file.unlink()
     with pytest.raises(ResourceError, match="OfflineModeIsEnabled"):
         pt.load("hf:someone/big")
-    assert main(["show", "hf:someone/big"]) == 6
-    assert "network" in capsys.readouterr().err
+    assert "network" in run_command(capsys, ["show", "hf:someone/big"], code=6).err
 
 
 def test_verbs_take_it(hub_library: Library, tmp_path: Path, capsys: Capture) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from pretune.cli import main
 from tests.cli import world
+from tests.conftest import run_command
 
 Capture = pytest.CaptureFixture[str]
 TEXTS = ["a lovely sea.", "the dreadful wind.", "an old house by the river."]
@@ -63,8 +64,7 @@ def test_ids_that_are_no_names(value: Any, workshop: Path, tmp_path: Path, capsy
             ["predict", "my runs/tuned", "--input", inputs],
             ["embed", BASE, "--input", inputs, "--out", str(tmp_path / "o.jsonl")],
         ):
-            assert main(["--quiet", *words]) == 3
-            assert "in.jsonl:2: 'id'" in capsys.readouterr().err
+            assert "in.jsonl:2: 'id'" in run_command(capsys, ["--quiet", *words], code=3).err
 
 
 def test_ids_of_an_index_that_look_like_numbers_of_rows(workshop: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -87,13 +87,11 @@ def test_ids_of_queries(workshop: Path, tmp_path: Path, capsys: Capture) -> None
     queries = write(tmp_path / "queries.jsonl", ["q1", 2, "q3"])
     with world.inside(workshop):
         words = ["--quiet", "search", "my index", "--queries", queries, "-k", "1"]
-        assert main([*words, "--json"]) == 0
-        results = json.loads(capsys.readouterr().out)
+        results = json.loads(run_command(capsys, [*words, "--json"]).out)
         assert [result["query_id"] for result in results] == ["q1", "2", "q3"]
         assert [result["query"] for result in results] == TEXTS
         assert main([*words, "--csv"]) == 0
         rows = [*csv.DictReader(io.StringIO(capsys.readouterr().out))]
         assert [(row["query_id"], row["id"]) for row in rows] == [("q1", "d0"), ("2", "d1"), ("q3", "d2")]
         write(Path(queries), ["q1", "q1", "q3"])
-        assert main([*words, "--json"]) == 3
-        assert "'q1'" in capsys.readouterr().err
+        assert "'q1'" in run_command(capsys, [*words, "--json"], code=3).err

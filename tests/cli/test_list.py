@@ -17,13 +17,12 @@ from pretune.objectives import OBJECTIVES
 from pretune.studies import describe_studies
 from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 from tests.selection import keep_quick
 
 
 def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "families"]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["list", "families"])
     lines = out.splitlines()
     assert err == "next: pretune show bert\n"
     assert [line.split()[0] for line in lines] == FAMILIES.list_names()
@@ -37,14 +36,12 @@ LISTS = ["", "families", "sizes", "models", "objectives", "methods", "metrics", 
 
 @pytest.mark.parametrize("what", keep_quick(LISTS, "", "families", "methods", "tasks"))
 def test_after_each_list_there_is_something_to_type(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", *what.split()]) == 0
-    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("next: ")]
+    told = [line for line in run_command(capsys, ["list", *what.split()]).err.splitlines() if line.startswith("next: ")]
     assert len(told) == 1 and main(shlex.split(told[0])[2:]) == 0
 
 
 def test_sizes_have_their_exact_counts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "sizes"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(capsys, ["list", "sizes"]).out.splitlines()
     found = {line.split()[0]: int(line.split()[1].replace(",", "")) for line in lines}
     assert [*found] == catalog.list_names()
     assert len({*map(len, lines)}) == 1  # names to the left, numbers to the right
@@ -60,8 +57,7 @@ def test_sizes_have_their_exact_counts(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(capsys, ["list"]).out.splitlines()
     assert [line for line in lines if line and not line.startswith(" ")] == [
         f"{len(FAMILIES)} families (pretune list families)",
         f"{len(catalog.list_names())} sizes (pretune list sizes)",
@@ -79,29 +75,25 @@ def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[s
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_command(capsys, ["list", "--json"]).out)
     assert [*found] == LISTS[1:]
     assert [*found["families"]] == FAMILIES.list_names()
     assert found["sizes"]["llama2-7b"] == 6_738_415_616
     for name, made in found["objectives"].items():
         assert made["shapes"] in (list(OBJECTIVES.get(name)().shapes), []), name
         assert made["shapes"] or isinstance(OBJECTIVES.get(name).shapes, property), name
-    assert main(["list", "sizes", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"sizes": found["sizes"]}
+    assert json.loads(run_command(capsys, ["list", "sizes", "--json"]).out) == {"sizes": found["sizes"]}
 
 
 def test_an_unknown_word(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "familys"]) == 2
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["list", "familys"], code=2)
     assert out == ""
     assert err.startswith("pretune: error: ") and "'familys'" in err and "'families'" in err
     assert "families, sizes, models, objectives, methods, metrics, tasks, tokenizers, studies" in err
 
 
 def test_objectives_say_what_they_train(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "objectives"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(capsys, ["list", "objectives"]).out.splitlines()
     assert [line.split()[0] for line in lines] == OBJECTIVES.list_names()
     for name, line in zip(OBJECTIVES, lines, strict=True):
         assert ", ".join(OBJECTIVES.get(name)().shapes) in line or isinstance(OBJECTIVES.get(name).shapes, property)
@@ -113,8 +105,7 @@ def test_objectives_say_what_they_train(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_metrics_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "metrics"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(capsys, ["list", "metrics"]).out.splitlines()
     column = max(map(len, METRICS)) + 2
     for name, line in zip(METRICS, lines, strict=True):
         assert line == f"{name:<{column}}{METRICS.describe(name).removesuffix('.')}"
@@ -128,17 +119,14 @@ def test_tasks_say_their_kind_their_metric_and_what_is_there(
     (tmp_path / "tasks" / "qqp").mkdir(parents=True)
     (tmp_path / "tasks" / "qqp" / "dev_subset.tsv.gz").touch()
     monkeypatch.setenv("PRETUNE_DATA", str(tmp_path))
-    assert main(["list", "tasks"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(capsys, ["list", "tasks"]).out.splitlines()
     assert [line.split()[0] for line in lines] == TASKS.list_names()
     assert lines[0].split() == ["cola", "classification", "matthews", "dev", "1,043"]
     assert lines[4].endswith("  dev 18,990 (part)")
     assert all(line.endswith("  no data") for line in lines[1:4] + lines[5:])
-    assert main(["list", "tasks", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["tasks"]["cola"]["rows"] == {"dev": 1043}
+    assert json.loads(run_command(capsys, ["list", "tasks", "--json"]).out)["tasks"]["cola"]["rows"] == {"dev": 1043}
     monkeypatch.delenv("PRETUNE_DATA")
-    assert main(["list", "tasks"]) == 0
-    assert "$PRETUNE_DATA" in capsys.readouterr().err
+    assert "$PRETUNE_DATA" in run_command(capsys, ["list", "tasks"]).err
 
 
 def test_tasks_are_listed_without_torch() -> None:
@@ -160,7 +148,6 @@ def test_these_are_listed_without_torch(what: str) -> None:
 
 
 def test_studies_state_their_source(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "studies"]) == 0
-    out = capsys.readouterr().out
+    out = run_command(capsys, ["list", "studies"]).out
     for name, study in describe_studies().items():
         assert f"{name}: {study['about']}" in out and study["source"] in out

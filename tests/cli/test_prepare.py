@@ -9,6 +9,7 @@ from pretune.cli import _output, main
 from pretune.core import log
 from pretune.data.prepare import encoding
 from pretune.data.prepared_data import PreparedData
+from tests.conftest import run_command
 from tests.data.texts import MANY, blocks, byte_tokenizer, texts_of, tree
 
 Capture = pytest.CaptureFixture[str]
@@ -50,8 +51,7 @@ def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: 
 def test_json(capsys: Capture, tmp_path: Path, given: str, tokenizer: str) -> None:
     arguments = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "data"), "--json"]
     for made in (True, False):
-        assert main(arguments) == 0
-        facts = json.loads(capsys.readouterr().out)
+        facts = json.loads(run_command(capsys, arguments).out)
         assert facts["made"] is made and facts["slice"] is None
         assert facts["splits"]["train"]["documents"] + facts["splits"]["valid"]["documents"] == 50
 
@@ -91,8 +91,7 @@ def test_slices(capsys: Capture, tmp_path: Path, given: str, tokenizer: str, mon
     for number in (1, 2):
         out = tmp_path / f"s{number}"
         options = ["--tokenizer", tokenizer, "--out", str(out), "--shard", f"{number}/2"]
-        assert main(["prepare", given, *options]) == 0
-        result = capsys.readouterr().out.splitlines()[-1]
+        result = run_command(capsys, ["prepare", given, *options]).out.splitlines()[-1]
         assert result.startswith(f"{out}: ") and f"{number}/2" in result and "`pretune prepare --merge`" in result
     merge = ["prepare", "--merge", str(tmp_path / "s1"), str(tmp_path / "s2"), "--out", str(tmp_path / "merged")]
     assert main(merge) == 0
@@ -135,11 +134,9 @@ def test_refusals(
 def test_other_data_is_refused(capsys: Capture, tmp_path: Path, given: str, tokenizer: str) -> None:
     arguments = ["prepare", given, "--tokenizer", tokenizer, "--out", str(tmp_path / "data")]
     assert main(arguments) == 0
-    assert main([*arguments, "--near", "0.8"]) == 3
-    error = capsys.readouterr().err
+    error = run_command(capsys, [*arguments, "--near", "0.8"], code=3).err
     assert all(part in error for part in ("near", "0.8", "--overwrite", "--out")), error
-    assert main([*arguments, "--near", "0.8", "--overwrite", "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
+    assert run_command(capsys, [*arguments, "--near", "0.8", "--overwrite", "--quiet"]).err == ""
 
 
 class TestProgress:

@@ -10,6 +10,7 @@ import yaml
 
 from pretune.cli import main
 from pretune.runs.prepare import prepare
+from tests.conftest import run_command
 from tests.data.texts import blocks
 from tests.runs.small import FAST, make, shrunk
 
@@ -37,29 +38,25 @@ def refused(capsys: Capture, code: int, *words: str) -> str:
 
 def test_results_on_stdout_and_the_rest_on_stderr(capsys: Capture, data: str, tmp_path: Path) -> None:
     out = str(tmp_path / "run")
-    assert main(arguments(data, "--steps=3", "--objective=masked", f"--out={out}")) == 0
-    said, told = capsys.readouterr()
+    said, told = run_command(capsys, arguments(data, "--steps=3", "--objective=masked", f"--out={out}"))
     held = json.loads((tmp_path / "run/cost.json").read_text())["run"]["held_out"]["loss"]
     assert said.startswith(f"{out}: 3 steps, ") and said.endswith(f" {held:.4f}\n")
     assert said.count("\n") == 1
     for part in ("step 0: ", "run: step 1/3, loss", "accuracy", "$", "next: pretune fill "):
         assert part in told
-    assert main(["pretrain", "--out", out, "--resume"]) == 0
-    again, told = capsys.readouterr()
+    again, told = run_command(capsys, ["pretrain", "--out", out, "--resume"])
     finished, fill, finetune = told.splitlines()
     assert again == said and finished.startswith(f"{out}: ") and fill.startswith(f"next: pretune fill {out} '")
     assert finetune.startswith(f"or: pretune finetune {out} --train TABLE.csv --out {out}-tuned")
     words = arguments(data, "--objective=masked", f"--out={out}", "--resume")  # its length need not be typed again
     assert main(words) == 0 and finished in capsys.readouterr().err
-    assert main([*words, "--steps=4"]) == 4
-    error = capsys.readouterr().err
+    error = run_command(capsys, [*words, "--steps=4"], code=4).err
     assert "train.steps" in error and "3" in error and "4" in error
     assert main(["verify", out]) == 0
 
 
 def test_quiet_and_json(capsys: Capture, data: str, tmp_path: Path) -> None:
-    assert main(["--quiet", *arguments(data, "--steps=2", f"--out={tmp_path / 'run'}", "--json")]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["--quiet", *arguments(data, "--steps=2", f"--out={tmp_path / 'run'}", "--json")])
     facts = json.loads(out)
     assert err == "" and facts["steps"] == 2 and facts["cost"]["flops"] > 0 and facts["held_out"]["loss"] > 0
 
@@ -68,8 +65,7 @@ def test_dry_run_touches_nothing_and_can_be_run(
     capsys: Capture, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(arguments(data, "--tokens=1k", "--objective=masked", "--dry-run")) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, arguments(data, "--tokens=1k", "--objective=masked", "--dry-run"))
     assert err == "" and [*tmp_path.iterdir()] == []
     steps, tokens = re.search(r"(\d+) steps, ([\d,]+) tokens", out).groups()
     assert 1000 <= int(tokens.replace(",", "")) < 1256 and "#   h100 " in out
@@ -89,8 +85,7 @@ def test_dry_run_touches_nothing_and_can_be_run(
 
 
 def test_dry_run_with_a_time_budget_estimates_tokens(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(data, "--budget=5m", "--objective=masked", "--dry-run")) == 0
-    out = capsys.readouterr().out
+    out = run_command(capsys, arguments(data, "--budget=5m", "--objective=masked", "--dry-run")).out
     assert "one device in 5:00" in out and "FLOP per token" in out and "tokens" in out.rpartition("5:00")[2]
 
 

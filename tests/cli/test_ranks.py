@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from pretune.cli import main
 from pretune.cli.app import is_idle
+from tests.conftest import run_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -18,17 +18,14 @@ def ranked(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_the_others_have_nothing_to_do(ranked: pytest.MonkeyPatch, capsys: Capture) -> None:
-    assert main(["list", "objectives"]) == 0
-    said = capsys.readouterr()
+    said = run_command(capsys, ["list", "objectives"])
     assert said.out == "" and said.err.startswith("rank 1 of 2 ") and "list" in said.err
-    assert main(["list", "objectives", "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
+    assert run_command(capsys, ["list", "objectives", "--quiet"]).err == ""
 
 
 def test_the_first_does_it_as_if_alone(ranked: pytest.MonkeyPatch, capsys: Capture) -> None:
     ranked.setenv("RANK", "0")
-    assert main(["list", "objectives"]) == 0
-    said = capsys.readouterr()
+    said = run_command(capsys, ["list", "objectives"])
     assert "masked" in said.out and said.err.startswith("next: pretune ") and len(said.err.splitlines()) == 1
     assert "WORLD_SIZE" not in os.environ and "RANK" not in os.environ
 

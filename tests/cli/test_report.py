@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
+from tests.conftest import run_command
 from tests.reports import report_files as files
 
 
@@ -20,8 +21,7 @@ def test_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     page = Path("pages/report.html").read_text()
     assert "<h1>Films &amp; co</h1>" in page
     assert "pretune report runs/books runs/films --out pages/report.html" in page
-    assert main(["report", "runs/books", "--json", "--quiet"]) == 0
-    told = capsys.readouterr()
+    told = run_command(capsys, ["report", "runs/books", "--json", "--quiet"])
     assert told.err == "" and json.loads(told.out) == {
         "report": "report.html",
         "bytes": Path("report.html").stat().st_size,
@@ -55,5 +55,4 @@ def test_what_is_wrong_is_one_line(
 
 
 def test_the_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "--help"]) == 0
-    assert "pretune report runs/" in capsys.readouterr().out
+    assert "pretune report runs/" in run_command(capsys, ["report", "--help"]).out

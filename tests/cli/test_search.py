@@ -8,6 +8,7 @@ import pytest
 
 import pretune as pt
 from pretune.cli import main
+from tests.conftest import run_command
 from tests.inference.readers import TEXTS, decoder, encoder
 
 
@@ -24,15 +25,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_hits(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    assert main(["search", "library", "the dog runs", "-k", "2", "--device", "cpu"]) == 0
-    told = capsys.readouterr()
+    told = run_command(capsys, ["search", "library", "the dog runs", "-k", "2", "--device", "cpu"])
     lines = told.out.splitlines()
     assert len(lines) == 2 and lines[0].split() == ["1", "1.0000", "d2", "the", "dog", "runs"]
-    assert main(["search", "library", "rivers", "--bm25", "--json", "--quiet"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(run_command(capsys, ["search", "library", "rivers", "--bm25", "--json", "--quiet"]).out)
     assert [hit["id"] for hit in found["hits"]] == ["d5"]
-    assert main(["search", "library", "zzz", "--bm25"]) == 0
-    told = capsys.readouterr()
+    told = run_command(capsys, ["search", "library", "zzz", "--bm25"])
     assert told.out == "" and "warning: " in told.err
 
 
@@ -47,19 +45,16 @@ def test_additions_and_scores(here: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     Path("qrels.txt").write_text("query-id corpus-id score\nq1 d2 1\nq2 7 2\nq2 d4 1\n")
     options = ["--queries", "queries.jsonl", "--qrels", "qrels.txt", "--device", "cpu", "--quiet"]
-    assert main(["search", "library", *options, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_command(capsys, ["search", "library", *options, "--json"]).out)
     assert found["index"]["mrr"] == 1.0 and found["bm25"]["mrr"] == 1.0 and found["index"]["queries"] == 2
-    assert main(["search", "library", *options]) == 0
-    assert "nDCG@10" in capsys.readouterr().out
+    assert "nDCG@10" in run_command(capsys, ["search", "library", *options]).out
 
 
 def test_prompts_before_texts_and_queries(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["--prompt", "a bird ", "--query-prompt", "the river "]
     assert main(["index", "model", "--input", "docs.jsonl", "--out", "asked", *prompts, "--quiet"]) == 0
     capsys.readouterr()
-    assert main(["search", "asked", "the dog runs", "-k", "1", "--json", "--quiet"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(run_command(capsys, ["search", "asked", "the dog runs", "-k", "1", "--json", "--quiet"]).out)
     documents = pt.embed("model", [f"a bird {text}" for text in TEXTS[:6]])
     (query,) = pt.embed("model", ["the river the dog runs"])
     cosines = documents @ query / np.linalg.norm(documents, axis=1) / np.linalg.norm(query)
@@ -73,8 +68,7 @@ def test_answers(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pt.save(reader, "reader")
     capsys.readouterr()
     options = ["--answer", "--reader", "reader", "-k", "1", "--max-new-tokens", "3", "--device", "cpu", "--quiet"]
-    assert main(["search", "library", "the dog runs", *options, "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(run_command(capsys, ["search", "library", "the dog runs", *options, "--json"]).out)
     assert found["read"] == ["d2"] and "[1] the dog runs" in found["prompt"]
 
 

@@ -12,6 +12,7 @@ from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.methods import apply_method, save
 from pretune.cli import main
+from tests.conftest import run_command
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -67,12 +68,10 @@ def test_what_cannot_be_merged_is_told(base: Path, tmp_path: Path, capsys: Captu
 
 def test_an_adapter_is_verified(base: Path, tmp_path: Path, capsys: Capture) -> None:
     run = tuned(base, tmp_path / "run", "lora")
-    assert main(["verify", str(run)]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = run_command(capsys, ["verify", str(run)]).out.splitlines()
     assert any("adapter.json" in line and "lora" in line and "'bert'" in line for line in lines)
     assert any(line.startswith("ok  values: ") for line in lines)
     file = run / "adapter_model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
     for verb in (["verify", str(run)], ["export", str(run), "--to", "hf", "--out", str(tmp_path / "out")]):
-        assert main(verb) == 4
-        assert "adapter_model.safetensors" in capsys.readouterr().err
+        assert "adapter_model.safetensors" in run_command(capsys, verb, code=4).err

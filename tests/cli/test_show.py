@@ -8,35 +8,33 @@ import pytest
 from torch import nn
 
 import pretune as pt
-from pretune.cli import main, show
+from pretune.cli import show
 from pretune.core import log
 from pretune.core.config import from_dict, replace
 from pretune.core.errors import UsageError
 from pretune.models import catalog
 from pretune.models.devices import DEVICES
 from pretune.models.spec import Model
+from tests.conftest import run_command
 from tests.selection import keep_quick
 
 Capture = pytest.CaptureFixture[str]
 
 
 def facts(capsys: Capture, *arguments: str) -> Any:
-    assert main(["show", *arguments, "--json"]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["show", *arguments, "--json"])
     assert err == ""
     return json.loads(out)
 
 
 def page(capsys: Capture, *arguments: str) -> str:
-    assert main(["show", *arguments]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["show", *arguments])
     assert all(line.startswith(("next: pretune ", "or: pretune ")) for line in err.splitlines())
     return out
 
 
 def refused(capsys: Capture, *arguments: str) -> str:
-    assert main(["show", *arguments]) == 2
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["show", *arguments], code=2)
     assert out == ""
     assert err.count("\n") == 1
     return err
@@ -223,8 +221,7 @@ class TestDirectory:
 
     def test_a_damaged_one(self, capsys: Capture, folder: Path) -> None:
         (folder / "bert" / "config.json").write_text("{")
-        assert main(["show", "./bert"]) == 4
-        assert "config.json" in capsys.readouterr().err
+        assert "config.json" in run_command(capsys, ["show", "./bert"], code=4).err
 
     def test_a_family_nobody_knows_cannot_steer_the_terminal(self, capsys: Capture, folder: Path) -> None:
         spec = replace(pt.load(folder / "bert").spec, {"family": "\x1b[31mred"})

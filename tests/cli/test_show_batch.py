@@ -12,7 +12,7 @@ from rich.cells import cell_len
 
 from pretune.cli import main
 from pretune.objectives import OBJECTIVES
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_command
 from tests.text.tokenizers import trained
 
 Capture = pytest.CaptureFixture[str]
@@ -20,8 +20,7 @@ CASES = [(name, shape) for name in OBJECTIVES for shape in OBJECTIVES.get(name)(
 
 
 def page(capsys: Capture, *arguments: str) -> str:
-    assert main(["show-batch", *arguments]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["show-batch", *arguments])
     assert err == "" or [line.split()[0] for line in err.splitlines()] == ["next:", "or:"]
     return out
 
@@ -169,7 +168,6 @@ def test_nothing_may_be_hidden(capsys: Capture) -> None:
     ],
 )
 def test_errors_are_one_line(capsys: Capture, arguments: list[str], told: str) -> None:
-    assert main(["show-batch", *arguments]) == 2
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["show-batch", *arguments], code=2)
     assert out == "" and err.count("\n") == 1
     assert told in err

@@ -10,6 +10,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
 from pretune.inference.word_vectors import WordVectors
+from tests.conftest import run_command
 from tests.runs import tasked
 
 
@@ -83,13 +84,11 @@ def test_embed_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_neighbors_takes_them(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = str(home / "word2vec.txt")
     word = WordVectors.load(place).words[3]
-    assert main(["neighbors", place, word.upper(), "-k", "3", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_command(capsys, ["neighbors", place, word.upper(), "-k", "3", "--json"]).out)
     assert [(one["word"], one["score"]) for one in found["static"]] == WordVectors.load(place).find_nearest(word, 3)
     assert main(["neighbors", place, "notthere"]) == 3
     assert main(["neighbors", place, word, "--in=the sea"]) == 2
-    assert main(["neighbors", place, word, "-k", "0"]) == 2
-    error = capsys.readouterr().err
+    error = run_command(capsys, ["neighbors", place, word, "-k", "0"], code=2).err
     assert "notthere" in error and "--in" in error
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 import pretune as pt
-from pretune.cli import main
 from pretune.models import catalog
+from tests.conftest import run_command
 
 Capture = pytest.CaptureFixture[str]
 
@@ -17,8 +17,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_line_for_everything_that_was_checked(capsys: Capture, folder: Path) -> None:
-    assert main(["verify", str(folder)]) == 0
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["verify", str(folder)])
     assert err == f"next: pretune show {folder}\n"
     names = [
         "MANIFEST.json: 2",
@@ -31,8 +30,7 @@ def test_a_line_for_everything_that_was_checked(capsys: Capture, folder: Path) -
 
 
 def test_json(capsys: Capture, folder: Path) -> None:
-    assert main(["verify", str(folder), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run_command(capsys, ["verify", str(folder), "--json"]).out)
     assert (found["directory"], found["ok"], len(found["checked"])) == (str(folder), True, 5)
 
 
@@ -42,13 +40,11 @@ def test_a_fault_is_one_line_and_exit_4(capsys: Capture, folder: Path, name: str
     data = bytearray((folder / name).read_bytes())
     data[len(data) // 2] ^= 4
     (folder / name).write_bytes(data)
-    assert main(["verify", str(folder), *json_too]) == 4
-    out, err = capsys.readouterr()
+    out, err = run_command(capsys, ["verify", str(folder), *json_too], code=4)
     assert out == ""
     assert err.startswith(f"pretune: error: {folder / name}: ") and "MANIFEST.json" in err and err.count("\n") == 1
 
 
 def test_no_directory(capsys: Capture, tmp_path: Path) -> None:
-    assert main(["verify", str(tmp_path / "absent")]) == 4
-    error = capsys.readouterr().err
+    error = run_command(capsys, ["verify", str(tmp_path / "absent")], code=4).err
     assert error.startswith(f"pretune: error: {tmp_path / 'absent'}: ") and "hf:OWNER/NAME" in error

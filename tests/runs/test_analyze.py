@@ -10,6 +10,7 @@ from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
 from pretune.runs.finetune.forgetting import analyze_forgetting
 from pretune.runs.prepare import prepare
+from tests.conftest import run_command
 from tests.runs import tasked
 from tests.selection import keep_quick
 
@@ -79,13 +80,11 @@ def test_mistakes(made: Path, tmp_path: Path, capsys: Capture) -> None:
     with pytest.raises(DataError, match="pass --data"):
         analyze_forgetting(run)
     capsys.readouterr()
-    assert main(["--quiet", "analyze", "forgetting", str(run)]) == 3
-    assert capsys.readouterr().err.count("\n") == 1
+    assert run_command(capsys, ["--quiet", "analyze", "forgetting", str(run)], code=3).err.count("\n") == 1
     assert main(["--quiet", "analyze", "forgetting", str(run), "--data", str(made / "gpt2-small" / "data")]) == 2
     assert "mask token" in capsys.readouterr().err  # of another tokenizer
     data = ["--data", str(made / "bert-tiny" / "data"), "--out", str(run / "analysis")]
-    assert main(["analyze", "forgetting", str(run), *data]) == 0
-    said = capsys.readouterr()
+    said = run_command(capsys, ["analyze", "forgetting", str(run), *data])
     assert "pre-training loss" in said.out and "next: pretune report" in said.err
     assert main(["--quiet", "report", str(run), "--out", str(tmp_path / "report.html")]) == 0
     assert "forgetting" in (tmp_path / "report.html").read_text()

@@ -17,6 +17,7 @@ from pretune.evaluation.perplexity import evaluate_perplexity
 from pretune.models.assets import _SHARED_TOKENIZERS
 from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
+from tests.conftest import run_command
 from tests.runs.small import FAST, Prepared, shrunk
 
 SETTINGS = {**shrunk("elmo-small"), **FAST, "model.depth": 2, "train.checkpoint_every": 2, "data.samples": "documents"}
@@ -134,7 +135,6 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_data_without_words_is_refused(prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["pretrain", "elmo-small", "--data", str(prepared()), "--out", str(tmp_path / "run"), "--steps", "1"]
-    assert main(command) == 2
-    error = capsys.readouterr().err.strip().splitlines()[-1]
+    error = run_command(capsys, command, code=2).err.strip().splitlines()[-1]
     assert "needs word boundaries, but the tokenizer (WordPiece) splits words into pieces" in error
     assert not (tmp_path / "run").exists()

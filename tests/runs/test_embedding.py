@@ -13,6 +13,7 @@ from pretune.core.errors import DataError, PretuneError, StoppedError, UsageErro
 from pretune.runs.embedding import train_embeddings
 from pretune.tasks.types.embedding import PairDataset, build_entailment_pairs, read_dataset, select_loss
 from pretune.training.loop import Loop
+from tests.conftest import run_command
 from tests.inference.readers import WORDS, encoder
 
 NOUNS = WORDS.split()[2:14]
@@ -133,18 +134,14 @@ def test_wishes_that_cannot_be(here: Path, options: dict[str, Any], value: str) 
 
 def test_the_verb(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["finetune", "model", "--task", "embedding", "--train", "pairs.tsv", "--out", "run", "--device", "cpu"]
-    assert main([*arguments, "--method", "lora", "--quiet"]) == 2
-    assert "--method" in capsys.readouterr().err
-    assert main([*arguments, "--set", "lose=triplet", "--quiet"]) == 2
-    error = capsys.readouterr().err
+    assert "--method" in run_command(capsys, [*arguments, "--method", "lora", "--quiet"], code=2).err
+    error = run_command(capsys, [*arguments, "--set", "lose=triplet", "--quiet"], code=2).err
     assert "'lose'" in error and "'loss'" in error
     options = ["--dev", "triplets.jsonl", "--steps", "2", "--lr", "1e-3", "--set", "batch=6"]
-    assert main([*arguments, *options]) == 0
-    told = capsys.readouterr()
+    told = run_command(capsys, [*arguments, *options])
     assert told.out.startswith("run: ") and "triplet_accuracy" in told.out
     assert "pretune embed run" in told.err
-    assert main([*arguments, *options, "--resume", "--json", "--quiet"]) == 0
-    assert json.loads(capsys.readouterr().out)["steps"] == 2
+    assert json.loads(run_command(capsys, [*arguments, *options, "--resume", "--json", "--quiet"]).out)["steps"] == 2
 
 
 def test_the_verb_reads_the_dev_set_of_a_task(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,5 +151,4 @@ def test_the_verb_reads_the_dev_set_of_a_task(here: Path, capsys: pytest.Capture
     command = ["finetune", "model", "--type=embedding", "--train=pairs.tsv", "--data=data", "--device=cpu", "--steps=1"]
     assert main([*command, "--dev=stsb", "--out=run", "--set=batch=6", "--json", "--quiet"]) == 0
     assert "spearman" in json.loads(capsys.readouterr().out)["after"]
-    assert main([*command, "--dev=triplets.jsonl", "--out=other", "--quiet"]) == 2
-    assert "--data" in capsys.readouterr().err
+    assert "--data" in run_command(capsys, [*command, "--dev=triplets.jsonl", "--out=other", "--quiet"], code=2).err

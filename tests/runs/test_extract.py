@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import pretune as pt
-from pretune.cli import main
 from pretune.inference.index import Hit
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.inference import extract_answers, load_extractive_run
+from tests.conftest import run_command
 from tests.runs import tasked
 
 PASSAGES = ["the old sea is grey", "a quiet house by the river", "the long road in winter"]
@@ -84,11 +84,8 @@ def test_from_the_shell(
     pt.index(reader.parent / "base", PASSAGES, out="library", ids=["a", "b", "c"])
     words = ["search", "library", "what is old?", "--bm25", "--answer", "--reader", str(reader), "--device", "cpu"]
     capsys.readouterr()
-    assert main([*words, "--quiet", "--json"]) == 0
-    (found,) = json.loads(capsys.readouterr().out)
+    (found,) = json.loads(run_command(capsys, [*words, "--quiet", "--json"]).out)
     assert found["id"] == "a" and found["answer"] and found["passage"][slice(*found["span"])] == found["answer"]
-    assert main([*words, "--quiet", "--csv"]) == 0
-    assert capsys.readouterr().out.startswith("query,answer,score,id,passage\r\n")
-    assert main(words) == 0
-    out, err = capsys.readouterr()
+    assert run_command(capsys, [*words, "--quiet", "--csv"]).out.startswith("query,answer,score,id,passage\r\n")
+    out, err = run_command(capsys, words)
     assert out == f"{found['answer']}\n" and "from a" in err

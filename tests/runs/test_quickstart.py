@@ -35,6 +35,7 @@ from pretune.runs.quickstart import (
 from pretune.server.served_model import ServedModel
 from pretune.tasks.example import Example
 from pretune.text.tokenizer.training import train
+from tests.conftest import run_command
 
 Capture = pytest.CaptureFixture[str]
 PACKAGE = INSTALLED_MODELS[ENCODER].package
@@ -143,12 +144,10 @@ class TestOutput:
         self, done: QuickstartResult, monkeypatch: pytest.MonkeyPatch, capsys: Capture
     ) -> None:
         monkeypatch.setattr("pretune.runs.quickstart.quickstart", lambda *args, **options: done)
-        assert main(["quickstart", f"--out={done.path}"]) == 0
-        printed = capsys.readouterr()
+        printed = run_command(capsys, ["quickstart", f"--out={done.path}"])
         assert all(text in printed.out for text in (ROWS["svm"].method, "16", *done.results["story"]))
         assert done.results["use"][0] in printed.err and str(done.path / "tuned/full-32-0") in printed.err
-        assert main(["quickstart", f"--out={done.path}", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == done.results
+        assert json.loads(run_command(capsys, ["quickstart", f"--out={done.path}", "--json"]).out) == done.results
 
     def test_the_reviews_of_the_test_are_in_nothing_else(self, done: QuickstartResult) -> None:
         texts = {path.stem: path.read_text().split("\n")[:-1] for path in (done.path / "texts").iterdir()}
@@ -189,8 +188,7 @@ class TestInput:
         monkeypatch.setattr("importlib.metadata.files", lambda name: [])
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == PACKAGE else find(name))
         given = f"--encoder={encoder}" if package == "reviews" else f"--reviews={table}"
-        assert main(["quickstart", f"--out={tmp_path / 'out'}", given]) == 2
-        error = capsys.readouterr().err
+        error = run_command(capsys, ["quickstart", f"--out={tmp_path / 'out'}", given], code=2).err
         assert "pip install 'pretune[quickstart]'" in error and f"--{package}" in error and error.count("\n") == 1
         assert not (tmp_path / "out").exists()
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError
+from tests.conftest import run_command
 from tests.runs import tasked
 
 LAYERS = {f"tune.distill.{name}_weight": 1 for name in ("state", "embedding", "attention")}
@@ -145,5 +146,4 @@ def test_teachers_that_do_not_fit(models: dict[str, Path], tmp_path: Path, capsy
 
 def _refuse_settings(models: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
     command = ["finetune", models["small"], "--train", models["table"], "--out", tmp_path / "out"]
-    assert main([*map(str, command), "--set", "tune.distill.temperature=4"]) == 2
-    return capsys.readouterr().err
+    return run_command(capsys, [*map(str, command), "--set", "tune.distill.temperature=4"], code=2).err

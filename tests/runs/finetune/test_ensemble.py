@@ -16,6 +16,7 @@ from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type, score
+from tests.conftest import run_command
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -63,8 +64,7 @@ def test_on_the_command_line(runs: list[Path], tmp_path: Path, capsys: Capture) 
     outputs = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     np.testing.assert_allclose(shares(outputs), shares(pt.predict(runs, TEXTS)), atol=2e-6)
     test = tasked.classes(tmp_path / "test.csv", count=20, seed=5)
-    assert main(["--quiet", "evaluate", *map(str, runs), f"--test={test}", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = json.loads(run_command(capsys, ["--quiet", "evaluate", *map(str, runs), f"--test={test}", "--json"]).out)
     assert record["model"] == [*map(str, runs)]
     assert 0 <= record["results"][0]["scores"]["accuracy"] <= 1
 

@@ -12,6 +12,7 @@ from pretune.cli import main
 from pretune.core.errors import DataError
 from pretune.reports.facts import build_finetuning_rows
 from pretune.runs.finetune.trial import TrialOutlook
+from tests.conftest import run_command
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -63,8 +64,7 @@ def test_the_largest_number_of_a_curve_counts(base: Path, table: Path, tmp_path:
 def test_a_dry_run_states_what_is_used(base: Path, table: Path, capsys: Capture) -> None:
     given = ["--quiet", "finetune", str(base), f"--train={table}", "--train-examples=20", "--dry-run"]
     assert main(given) == 0 and "20 of 80" in capsys.readouterr().out
-    assert main([*given, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)["forecast"]
+    found = json.loads(run_command(capsys, [*given, "--json"]).out)["forecast"]
     assert (found["examples"]["train"], found["pool"]["train"]) == (20, 80)
 
 
@@ -117,8 +117,7 @@ def test_text_that_the_vocabulary_does_not_have_is_warned_of(base: Path, tmp_pat
     warning = "unknown"
     assert capsys.readouterr().err.count(warning) == 1
     assert any(warning in note for note in scores["notes"]) and warning in (tmp_path / "run" / "README.md").read_text()
-    assert main(["--quiet", "finetune", str(base), f"--train={table}", "--dry-run"]) == 0
-    assert warning in capsys.readouterr().out
+    assert warning in run_command(capsys, ["--quiet", "finetune", str(base), f"--train={table}", "--dry-run"]).out
 
 
 def test_known_text_is_not_warned_of(base: Path, table: Path, tmp_path: Path) -> None:

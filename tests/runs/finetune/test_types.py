@@ -11,6 +11,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.runs.finetune.saved_task import SavedTask
+from tests.conftest import run_command
 from tests.runs import tasked
 from tests.selection import keep_quick
 
@@ -47,8 +48,7 @@ def test_stars_are_classes_or_scores(
     scores = json.loads(capsys.readouterr().out)["results"][0]["scores"]
     assert ("accuracy" in scores) == (kind == "classification")
     given = ["finetune", str(base), f"--train={stars}", "--dry-run", *([f"--type={wish}"] if wish else [])]
-    assert main(["--quiet", *given, "--json"]) == 0
-    tree = json.loads(capsys.readouterr().out)
+    tree = json.loads(run_command(capsys, ["--quiet", *given, "--json"]).out)
     assert (tree["task"]["type"], tree["forecast"]["type"]) == (wish, kind)
 
 
