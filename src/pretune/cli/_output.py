@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pretune.cli._options import TableFormat
 from pretune.core import log
 from pretune.core.errors import UsageError, refuse_broken_link
 from pretune.core.log import Section, align_columns
@@ -73,6 +74,15 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     render = log.escape if sys.stdout.isatty() else str
     writer.writerows(["" if cell is None else render(str(cell)) for cell in row] for row in rows)
     sys.stdout.write(text.getvalue())
+
+
+def print_data(output: TableFormat, facts: Any, header: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
+    """Print facts as JSON or records as CSV, as the options ask; return False where the output is for people."""
+    if output.as_json:
+        log.print_json(facts)
+    elif output.as_csv:
+        print_csv(header, rows)
+    return not output.is_text
 
 
 def print_settings(tree: Mapping[str, Any], comments: Iterable[str]) -> None:

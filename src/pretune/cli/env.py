@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.cli._options import TableFormat
-from pretune.cli._output import print_csv
+from pretune.cli._output import print_data
 from pretune.core import __version__, log
 from pretune.core.machine import count_cores, measure_memory
 
@@ -43,9 +43,6 @@ def env(output: TableFormat) -> None:
     Example: pretune env --json
     """
     facts = collect()
-    if output.as_json:
-        log.print_json(facts)
-        return
     devices = [f"{device['name']} ({_format_gibibytes(device['memory'])})" for device in facts["devices"]]
     data, threads = facts["data"], facts["threads"]
     lines = {
@@ -67,8 +64,7 @@ def env(output: TableFormat) -> None:
         "data": _format_data(data),
         **{name: value for name, value in facts["variables"].items() if value is not None},
     }
-    if output.as_csv:
-        print_csv(("name", "value"), lines.items())
+    if print_data(output, facts, ("name", "value"), lines.items()):
         return
     width = max(map(len, lines))
     for name, value in lines.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
-from pretune.cli._output import find_free_path, hint, print_csv, show_progress
+from pretune.cli._output import find_free_path, hint, print_data, show_progress
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
@@ -64,7 +64,10 @@ def evaluate(options: EvaluateOptions, tables: TableOptions, output: TableFormat
 
             model = models if len(models) > 1 else models[0]
             results = run_evaluate(replace(options, model=model, on_progress=report_task))
-    _print(results, model, output)
+    facts = {"model": model, "results": [result.to_dict() for result in results]}
+    header = ("task", "split", "shots", "score", "part", "value")
+    if not print_data(output, facts, header, _list_records(results)):
+        log.print_result("\n".join(_format_lines(results)))
     if not output.as_json:
         for result in results:
             for note in result.notes:
@@ -102,15 +105,6 @@ def _refuse_options(options: EvaluateOptions, names: Iterable[str], reason: str)
         if name in changes:
             flag = options.describe()[name].flag
             raise UsageError(f"{flag} {reason}, or remove {flag}")
-
-
-def _print(results: "Sequence[EvaluationResult]", model: str | list[str], output: TableFormat) -> None:
-    if output.as_json:
-        log.print_json({"model": model, "results": [result.to_dict() for result in results]})
-    elif output.as_csv:
-        print_csv(("task", "split", "shots", "score", "part", "value"), _list_records(results))
-    else:
-        log.print_result("\n".join(_format_lines(results)))
 
 
 def _build_user_task(model: str | None, tables: TableOptions) -> "Task | None":

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from pretune.cli._inputs import load_model, read_prompts
 from pretune.cli._options import DTYPE, DtypeName, TableFormat
-from pretune.cli._output import hint, print_csv
+from pretune.cli._output import hint, print_data
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
 from pretune.runs.options import BASE, DEVICE, MODEL
@@ -40,7 +40,7 @@ def fill(options: FillOptions, output: TableFormat) -> None:
 
     Example: pretune fill runs/books "Paris is the [MASK] of France." --top 3
     """
-    model, texts, source, as_json, as_csv = options.model, options.texts, options.source, output.as_json, output.as_csv
+    model, texts, source = options.model, options.texts, options.source
     prompts = read_prompts(texts or [], source, "text")
     from pretune.inference.fill import fill as work
     from pretune.inference.fill import find_blanks
@@ -53,18 +53,15 @@ def fill(options: FillOptions, output: TableFormat) -> None:
     for text in prompts:
         answers = work(loaded_model, text, k=options.top, pieces=options.pieces)
         blanks = find_blanks(loaded_model, text)
-        if as_json or as_csv:
-            records.append(_to_dict(text, blanks, answers))
-        else:
+        if output.is_text:
             _show(blanks, answers)
-    if as_json:
-        log.print_json(records)
-    elif as_csv:
-        print_csv(("text", "blank", "rank", "probability", "word"), _list_records(records))
+        else:
+            records.append(_to_dict(text, blanks, answers))
+    print_data(output, records, ("text", "blank", "rank", "probability", "word"), _list_records(records))
     variation = ("--top", max(20, 2 * options.top))
     if options.top >= 20 and options.pieces is None:
         variation = ("--pieces", 3)
-    hint("fill", model, *(texts or ("--input", source)), *variation, silent=as_json or as_csv or source == "-")
+    hint("fill", model, *(texts or ("--input", source)), *variation, silent=not output.is_text or source == "-")
 
 
 def _to_dict(text: str, blanks: "Blanks", answers: "list[list[FillPrediction]]") -> dict[str, Any]:

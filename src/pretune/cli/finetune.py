@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
-from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_csv, print_settings, quote
+from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_data, print_settings, quote
 from pretune.core import log
 from pretune.core.api import Option, StrPath
 from pretune.core.errors import UsageError, suggest
@@ -61,11 +61,8 @@ def finetune(
     run = run_finetune(options)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
-    if output.as_csv:
-        print_csv(("name", "metric", "split", "score", "low", "high", "run_better_by", "p"), _list_records(run.scores))
-        return
-    if output.as_json:
-        log.print_json(run.scores)
+    header = ("name", "metric", "split", "score", "low", "high", "run_better_by", "p")
+    if print_data(output, run.scores, header, _list_records(run.scores)):
         return
     log.print_result("\n".join(_format_result(run)))
     _hint_next(run, options.test)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pretune.cli._options import TableFormat
-from pretune.cli._output import hint, print_csv
+from pretune.cli._output import hint, print_data
 from pretune.core import log
 from pretune.core.api import Option
 from pretune.core.errors import UsageError, suggest
@@ -37,12 +37,8 @@ def list_(
     """
     if selection is not None and selection not in _KINDS:
         raise UsageError(f"cannot list '{selection[:60]}'{suggest(selection, _KINDS)} (allowed: {', '.join(_KINDS)})")
-    lists = {kind: find() for kind, find in _KINDS.items() if selection in (None, kind)}
-    if output.as_json:
-        log.print_json(lists)
-        return
-    if output.as_csv:
-        print_csv(*_list_records(lists))
+    lists = {kind: find() for kind, (find, _) in _KINDS.items() if selection in (None, kind)}
+    if print_data(output, lists, *_list_records(lists)):
         return
     if selection is None:
         log.print_result("\n\n".join(_format_brief(kind, list(names)) for kind, names in lists.items()))
@@ -51,7 +47,8 @@ def list_(
         if selection == "tasks" and not any(task["rows"] for task in lists[selection].values()):
             remedy = "set $PRETUNE_DATA, or --data of other verbs, to the directory of the published files"
             log.info(f"no task data: {remedy}")
-    hint(*(("list", "families") if selection is None else _NEXT_COMMANDS[selection](list(lists[selection]))))
+    command = ("list", "families") if selection is None else _KINDS[selection][1]
+    hint(*(word or next(iter(lists[selection or "families"])) for word in command))
 
 
 def list_families() -> dict[str, str]:
@@ -139,30 +136,20 @@ def list_studies() -> dict[str, dict[str, str]]:
     return describe_studies()
 
 
-_KINDS: Mapping[str, Callable[[], Mapping[str, Any]]] = {
-    "families": list_families,
-    "sizes": list_sizes,
-    "models": list_models,
-    "objectives": list_objectives,
-    "methods": list_methods,
-    "metrics": list_metrics,
-    "tasks": list_tasks,
-    "tokenizers": list_tokenizers,
-    "studies": list_studies,
+_FIRST = ""
+"""Stands for the first name in a command."""
+_KINDS: Mapping[str, tuple[Callable[[], Mapping[str, Any]], tuple[str, ...]]] = {
+    "families": (list_families, ("show", _FIRST)),
+    "sizes": (list_sizes, ("show", _FIRST)),
+    "models": (list_models, ("finetune", "--help")),
+    "objectives": (list_objectives, ("show-batch", _FIRST)),
+    "methods": (list_methods, ("finetune", "--help")),
+    "metrics": (list_metrics, ("evaluate", "--help")),
+    "tasks": (list_tasks, ("finetune", "--help")),
+    "tokenizers": (list_tokenizers, ("tokenizer", "--help")),
+    "studies": (list_studies, ("compare", _FIRST, "--dry-run")),
 }
-
-_NEXT_COMMANDS: Mapping[str, Callable[[list[str]], tuple[str, ...]]] = {
-    "families": lambda names: ("show", names[0]),
-    "sizes": lambda names: ("show", names[0]),
-    "models": lambda names: ("finetune", "--help"),
-    "objectives": lambda names: ("show-batch", names[0]),
-    "methods": lambda names: ("finetune", "--help"),
-    "metrics": lambda names: ("evaluate", "--help"),
-    "tasks": lambda names: ("finetune", "--help"),
-    "tokenizers": lambda names: ("tokenizer", "--help"),
-    "studies": lambda names: ("compare", names[0], "--dry-run"),
-}
-"""Command to suggest after each list."""
+"""Function that lists the names of each kind, and the command to suggest after it."""
 
 
 def _list_shapes(objective: str) -> list[str]:

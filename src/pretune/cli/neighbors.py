@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pretune.cli._errors import to_one_line
 from pretune.cli._inputs import load_model, read_texts
 from pretune.cli._options import EMBEDDING_MODEL, OutputFormat, TableFormat
-from pretune.cli._output import check_new_file, hint, print_csv, show_progress
+from pretune.cli._output import check_new_file, hint, print_data, show_progress
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
 from pretune.core.errors import DataError, UsageError, suggest
@@ -46,7 +46,6 @@ def neighbors(options: NeighborsOptions, output: TableFormat) -> None:
     Example: pretune neighbors runs/books play --in "Kids play in the park." --corpus books.txt
     """
     model, word, sentence, corpus = options.model, options.word, options.sentence, options.corpus
-    as_json, as_csv = output.as_json, output.as_csv
     from pretune.inference.word_vectors import is_word_vectors
 
     if is_word_vectors(model):
@@ -54,7 +53,7 @@ def neighbors(options: NeighborsOptions, output: TableFormat) -> None:
         if unread:
             flag = options.describe()[unread[0]].flag
             raise UsageError(f"{flag} is not supported for word vectors, which have no context; remove it")
-        _print_static(model, word, options.k, as_json, as_csv)
+        _print_static(model, word, options.k, output)
         return
     if sentence is None or corpus is None:
         missing = "--in" if sentence is None else "--corpus"
@@ -73,20 +72,17 @@ def neighbors(options: NeighborsOptions, output: TableFormat) -> None:
     )
     if result.truncated_lines:
         log.warn(f"{format_count(result.truncated_lines, 'lines')} truncated to the model's maximum length")
-    if as_json:
-        log.print_json(_to_dict(result))
-    elif as_csv:
-        context = [("context", rank, n.score, n.word, n.line, n.text) for rank, n in enumerate(result.context, 1)]
-        static = [("static", rank, n.score, n.word, None, None) for rank, n in enumerate(result.static, 1)]
-        print_csv(("kind", "rank", "score", "word", "line", "text"), [*context, *static])
-    else:
+    context = [("context", rank, n.score, n.word, n.line, n.text) for rank, n in enumerate(result.context, 1)]
+    static = [("static", rank, n.score, n.word, None, None) for rank, n in enumerate(result.static, 1)]
+    header = ("kind", "rank", "score", "word", "line", "text")
+    if not print_data(output, _to_dict(result), header, [*context, *static]):
         _print(result)
     command = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
     variation = ("--same",) if options.layer == 0 or options.same_word else ("--layer", 0)
-    hint(*command, *variation, silent=as_json or as_csv or corpus == "-")
+    hint(*command, *variation, silent=not output.is_text or corpus == "-")
 
 
-def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> None:
+def _print_static(path: str, word: str, k: int, output: TableFormat) -> None:
     """Print the nearest neighbors of a word in a file of word vectors."""
     from pretune.inference.word_vectors import WordVectors
 
@@ -96,13 +92,10 @@ def _print_static(path: str, word: str, k: int, as_json: bool, as_csv: bool) -> 
         spelling = suggest(name, vectors.words) if len(vectors) <= MAX_COMPARED else ""
         raise DataError(f"{path}: no vector of '{word[:60]}'{spelling}; the vocabulary has {len(vectors):,} words")
     nearest = vectors.find_nearest(name, k)
-    if as_json:
-        static = [{"word": neighbor, "score": score} for neighbor, score in nearest]
-        log.print_json({"word": name, "words": len(vectors), "static": static})
-        return
-    if as_csv:
-        rows = [("static", rank, score, neighbor) for rank, (neighbor, score) in enumerate(nearest, 1)]
-        print_csv(("kind", "rank", "score", "word"), rows)
+    static = [{"word": neighbor, "score": score} for neighbor, score in nearest]
+    facts = {"word": name, "words": len(vectors), "static": static}
+    rows = (("static", rank, score, neighbor) for rank, (neighbor, score) in enumerate(nearest, 1))
+    if print_data(output, facts, ("kind", "rank", "score", "word"), rows):
         return
     for neighbor, score in nearest:
         log.print_result(f"  {score:.4f}  {to_one_line(neighbor)}")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
-from pretune.cli._output import check_new_folder, print_csv, quote
+from pretune.cli._output import check_new_folder, print_data, quote
 from pretune.core import log
 from pretune.core.api import Option
 from pretune.core.errors import UserInterruptError
@@ -47,13 +47,9 @@ def quickstart(
                 f"remove {quote(out)} or choose another --out, and run it again" if out.exists() else "run it again"
             )
             raise UserInterruptError(f"interrupted; quickstart cannot resume: {remedy}") from None
-    if output.as_json:
-        log.print_json(outcome.results)
-    elif output.as_csv:
-        names = ("method", "labels", "mean", "low", "high")
-        rows = outcome.results["rows"]
-        print_csv((*names, "seeds"), ((*(row.get(name) for name in names), len(row["seeds"])) for row in rows))
-    else:
+    names, rows = ("method", "labels", "mean", "low", "high"), outcome.results["rows"]
+    records = ((*(row.get(name) for name in names), len(row["seeds"])) for row in rows)
+    if not print_data(output, outcome.results, (*names, "seeds"), records):
         log.print_result("\n".join([*_format_table(outcome.results["rows"]), "", *outcome.results["story"]]))
     log.info(f"report: {outcome.page}")
     log.info(f"next: {outcome.results['use'][0]}")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pretune.cli._inputs import load_model, read_texts, resolve_device
 from pretune.cli._options import LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat, TableFormat
-from pretune.cli._output import check_new_folder, hint, hint_other, print_csv, quote, show_progress
+from pretune.cli._output import check_new_folder, hint, hint_other, print_data, quote, show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
@@ -116,16 +116,13 @@ QueryColumns = Mapping[str, str]
 
 def _print_hits(queries: Sequence[QueryColumns], hits: "list[list[Hit]]", output: TableFormat) -> None:
     results = [*zip(queries, hits, strict=True)]
-    if output.as_csv:
-        rows = (
-            (*query.values(), rank, hit.score, hit.id, hit.text)
-            for query, row in results
-            for rank, hit in enumerate(row, 1)
-        )
-        print_csv((*queries[0], "rank", "score", "id", "text"), rows)
-        return
-    if output.as_json:
-        log.print_json([{**query, "hits": [hit._asdict() for hit in row]} for query, row in results])
+    facts = [{**query, "hits": [hit._asdict() for hit in row]} for query, row in results]
+    rows = (
+        (*query.values(), rank, hit.score, hit.id, hit.text)
+        for query, row in results
+        for rank, hit in enumerate(row, 1)
+    )
+    if print_data(output, facts, (*queries[0], "rank", "score", "id", "text"), rows):
         return
     for query, row in results:
         if len(queries) > 1:
@@ -142,36 +139,30 @@ def _print_answers(
     """Print generated answers with the ids of the hits that were read."""
     sources = [[hit.id for hit in row[: reply.hits_read]] for reply, row in zip(answers, hits, strict=True)]
     results = [*zip(queries, answers, sources, strict=True)]
-    if output.as_csv:
-        rows = ((*query.values(), reply.text, " ".join(ids)) for query, reply, ids in results)
-        print_csv((*queries[0], "answer", "read"), rows)
-    elif output.as_json:
-        records = [
-            {**query, "answer": reply.text, "read": ids, "prompt": reply.prompt} for query, reply, ids in results
-        ]
-        log.print_json(records)
-    else:
-        for _, reply, ids in results:
-            log.print_result(reply.text)
-            log.info(f"sources: {', '.join(ids) or 'none'}")
+    facts = [{**query, "answer": reply.text, "read": ids, "prompt": reply.prompt} for query, reply, ids in results]
+    rows = ((*query.values(), reply.text, " ".join(ids)) for query, reply, ids in results)
+    if print_data(output, facts, (*queries[0], "answer", "read"), rows):
+        return
+    for _, reply, ids in results:
+        log.print_result(reply.text)
+        log.info(f"sources: {', '.join(ids) or 'none'}")
 
 
 def _print_extracted(queries: Sequence[QueryColumns], answers: "list[ExtractedAnswer]", output: TableFormat) -> None:
     """Print extracted answers with the ids and scores of their passages."""
-    if not output.is_text:
-        rows = [
-            {
-                **query,
-                "answer": answer.text,
-                "score": answer.score,
-                "id": answer.hit and answer.hit.id,
-                "passage": answer.hit and answer.hit.text,
-                "span": answer.span,
-            }
-            for query, answer in zip(queries, answers, strict=True)
-        ]
-        names = (*queries[0], "answer", "score", "id", "passage")
-        log.print_json(rows) if output.as_json else print_csv(names, ([row[name] for name in names] for row in rows))
+    facts = [
+        {
+            **query,
+            "answer": answer.text,
+            "score": answer.score,
+            "id": answer.hit and answer.hit.id,
+            "passage": answer.hit and answer.hit.text,
+            "span": answer.span,
+        }
+        for query, answer in zip(queries, answers, strict=True)
+    ]
+    names = (*queries[0], "answer", "score", "id", "passage")
+    if print_data(output, facts, names, ([row[name] for name in names] for row in facts)):
         return
     for answer in answers:
         log.print_result(answer.text)
@@ -192,12 +183,8 @@ def _print_scores(
     for name, by_words in (("index", False), ("bm25", True)):
         hits = index.search(texts, k, model=model, words=by_words)
         scores[name] = score_hits(judgments, ids, [[hit.id for hit in row] for row in hits], k)
-    if output.as_json:
-        log.print_json(scores)
-        return
-    if output.as_csv:
-        names = ("ndcg", "mrr", "recall", "queries")
-        print_csv(("search", *names), ((by, *(row[metric] for metric in names)) for by, row in scores.items()))
+    names = ("ndcg", "mrr", "recall", "queries")
+    if print_data(output, scores, ("search", *names), ((by, *map(row.get, names)) for by, row in scores.items())):
         return
     log.print_result(f"{'':8}{f'nDCG@{k}':>10}{f'MRR@{k}':>10}{f'recall@{k}':>12}   queries")
     for name, row in scores.items():

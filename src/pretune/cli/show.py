@@ -7,8 +7,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pretune.cli._options import SPEC_PATHS, TableFormat
-from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_csv, print_page, quote
-from pretune.core import log
+from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_data, print_page, quote
 from pretune.core.api import Option
 from pretune.core.errors import UsageError, explain_missing
 from pretune.core.log import Section, format_count, parse_count
@@ -70,11 +69,7 @@ def show(
         targets=targets,
         clusters=[] if devices is None else devices.split(","),
     )
-    if output.as_json:
-        log.print_json(facts)
-        return
-    if output.as_csv:
-        print_csv(("table", "row", "name", "value"), list_records(facts))
+    if print_data(output, facts, ("table", "row", "name", "value"), list_records(facts)):
         return
     printable = "".join(c if c.isprintable() else "?" for c in label)
     print_page(printable, _describe(spec), _build_sections(spec, facts), _build_note(facts))

@@ -83,21 +83,9 @@ def _train(options: TokenizerOptions) -> "tuple[Tokenizer, int]":
             if not sys.stderr.isatty():
                 log.info(f"read {words}")
 
-        tokenizer = train_tokenizer(
-            options.kind,
-            options.inputs,
-            vocab=options.vocab,
-            style=options.style,
-            lowercase=options.lowercase,
-            strip_accents=options.strip_accents,
-            alphabet=options.alphabet,
-            min_frequency=options.min_frequency,
-            sample_bytes=options.sample_bytes,
-            seed=options.seed,
-            by=options.by,
-            field=options.field,
-            progress=report_bytes,
-        )
+        settings = {**options.list_changes(), "vocab": options.vocab, "progress": report_bytes}
+        del settings["out"], settings["inputs"]
+        tokenizer = train_tokenizer(settings.pop("kind", options.kind), options.inputs, **settings)
     return tokenizer, read
 
 

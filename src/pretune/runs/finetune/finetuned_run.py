@@ -107,9 +107,7 @@ class FinetunedRun(PathResult):
         if self._predictor is None:
             if self.saved_task.members:
                 self.saved_task.select(None)  # raises: a task must be selected
-            self._predictor = Predictor.load(
-                self.path, self.saved_task, resolve_device(self.device), self.head, self.base, self.quantize
-            )
+            self._predictor = Predictor.load(self)
         return self._predictor
 
     def predict(self, inputs: Iterable[Any]) -> list[dict[str, Any]]:
@@ -137,20 +135,13 @@ class Predictor:
     precision: torch.dtype | None
 
     @classmethod
-    def load(
-        cls,
-        run: Path,
-        saved_task: SavedTask,
-        device: str,
-        head: int | None = None,
-        base: Path | None = None,
-        quantize: Quantization | None = None,
-    ) -> "Predictor":
+    def load(cls, run: FinetunedRun) -> "Predictor":
         """Load a run's model; for a multi-task run, with one head."""
+        saved_task, device = run.saved_task, resolve_device(run.device)
         task = saved_task.build_task()
-        loaded_model = methods.load(run, base=base, quantize=quantize)[0]
+        loaded_model = methods.load(run.path, base=run.base, quantize=run.quantize)[0]
         model = loaded_model if isinstance(loaded_model, ModelWithHead) else adapt(loaded_model, Generation())
-        model = (model if head is None else select_head(model, head)).eval().to(device)
+        model = (model if run.head is None else select_head(model, run.head)).eval().to(device)
         encoder = TaskEncoder.from_task(
             task,
             model,
