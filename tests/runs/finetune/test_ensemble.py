@@ -24,11 +24,6 @@ TEXTS = ["a lovely quiet house", "the dreadful wind", "a long road", "the night"
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.make_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Full fine-tuning with two seeds, and LoRA."""
     room = tmp_path_factory.mktemp("runs")

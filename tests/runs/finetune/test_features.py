@@ -33,11 +33,6 @@ MAKERS: dict[str, tuple[Callable[[Path, int], Path], str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.make_base(tmp_path_factory.mktemp("base"))
-
-
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether gradients were on, at every forward pass of a body."""

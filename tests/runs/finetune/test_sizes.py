@@ -19,11 +19,6 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.make_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tasked.classes(tmp_path_factory.mktemp("table") / "own.csv", 100)
 

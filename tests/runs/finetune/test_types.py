@@ -19,11 +19,6 @@ Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tasked.make_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
 def stars(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(0)
     rows = [(tasked.sentence(rng), str(1 + at % 5)) for at in range(60)]
