@@ -117,8 +117,8 @@ QueryColumns = Mapping[str, str]
 def _print_hits(queries: Sequence[QueryColumns], hits: "list[list[Hit]]", output: TableFormat) -> None:
     results = [*zip(queries, hits, strict=True)]
     facts = [{**query, "hits": [hit._asdict() for hit in row]} for query, row in results]
-    ranked = ((query, rank, hit) for query, row in results for rank, hit in enumerate(row, 1))
-    rows = ((*query.values(), rank, hit.score, hit.id, hit.text) for query, rank, hit in ranked)
+    ranks = ((query, rank, hit) for query, row in results for rank, hit in enumerate(row, 1))
+    rows = ((*query.values(), rank, hit.score, hit.id, hit.text) for query, rank, hit in ranks)
     if print_data(output, facts, (*queries[0], "rank", "score", "id", "text"), rows):
         return
     for query, row in results:
