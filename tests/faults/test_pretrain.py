@@ -261,28 +261,14 @@ class TestDisk:
     """R5."""
 
     @pytest.mark.slow
-    def test_full_while_it_runs(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("step", [-1, 4, STEPS - 1])
+    def test_full(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, step: int) -> None:
+        """From the start, while it runs, and at the very end."""
         out = tmp_path / "run"
-        child = runs.run(arguments(data, out, *ALONE), ["no_room", 4, 50_000], code=6)
+        child = runs.run(arguments(data, out, *ALONE), ["no_room", step, 50_000], code=6)
         assert child.line.startswith("pretune: error: ") and str(out) in child.line
-        assert steps_of(out)[-1] == "step-00000004"
-        finished(runs, out)
-        assert same(out, straight)
-
-    @pytest.mark.slow
-    def test_full_from_the_start(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
-        out = tmp_path / "run"
-        child = runs.run(arguments(data, out, *ALONE), ["no_room", -1, 50_000], code=6)
-        assert str(out) in child.line
-        runs.run(arguments(data, out, *ALONE))
-        assert same(out, straight)
-
-    @pytest.mark.slow
-    def test_full_at_the_very_end(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path) -> None:
-        out = tmp_path / "run"
-        child = runs.run(arguments(data, out, *ALONE), ["no_room", STEPS - 1, 50_000], code=6)
-        assert str(out) in child.line
-        finished(runs, out)
+        assert step != 4 or steps_of(out)[-1] == "step-00000004"
+        runs.run(arguments(data, out, *ALONE) if step < 0 else resume(out))
         assert same(out, straight)
 
     def test_not_writable(self, runs: Nursery, data: Path) -> None:
@@ -330,39 +316,32 @@ class TestNotFinite:
         assert re.search(r"\b20\b.*\b22\b", child.line)
 
 
+MOMENTS: dict[str, tuple[list[object], int]] = {
+    "in a step": (["signalled", 6, "SIGTERM"], 7),
+    "in a step, by Ctrl-C": (["signalled", 6, "SIGINT"], 7),
+    "in the first evaluation": (["signalled_while_judging", 1, "SIGTERM"], 0),
+    "in an evaluation": (["signalled_while_judging", 2, "SIGTERM"], 5),
+    "in the last evaluation": (["signalled_while_judging", 3, "SIGTERM"], STEPS),
+    "in the first save": (["signalled_while_saving", 0, "SIGTERM"], 1),
+    "in a save": (["signalled_while_saving", 4, "SIGTERM"], 4),
+}
+"""When a run is asked to stop, and the step after which it saves."""
+
+
 class TestSignals:
     """R8."""
 
-    def interrupted(self, runs: Nursery, data: Path, out: Path, hook: list[object], code: int, step: int) -> Child:
-        """A run that was asked to stop saved what it had after a step."""
-        child = runs.run(arguments(data, out, *ALONE), hook, code=code)
+    @pytest.mark.parametrize("moment", keep_quick(MOMENTS, "in a step", "in an evaluation"))
+    def test_it_saves_after_a_step(
+        self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, moment: str
+    ) -> None:
+        """An evaluation is left, and made later."""
+        out, (hook, step) = tmp_path / "run", MOMENTS[moment]
+        child = runs.run(arguments(data, out, *ALONE), hook, code=130 if "SIGINT" in hook else 75)
         assert steps_of(out)[-1] == f"step-{step:08}"
         assert re.search(rf"\bstep {step}\b", child.line)
         assert f"`pretune pretrain --out {out} --resume`" in child.line
         assert not child.children()
-        return child
-
-    @pytest.mark.parametrize(("name", "code"), keep_quick([("SIGTERM", 75), ("SIGINT", 130)], ("SIGTERM", 75)))
-    def test_in_a_step(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, name: str, code: int) -> None:
-        out = tmp_path / "run"
-        self.interrupted(runs, data, out, ["signalled", 6, name], code, 7)
-        finished(runs, out)
-        assert same(out, straight)
-
-    @pytest.mark.parametrize(("nth", "step"), keep_quick([(1, 0), (2, 5), (3, STEPS)], (2, 5)))
-    def test_in_an_evaluation_which_is_left_and_made_later(
-        self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, nth: int, step: int
-    ) -> None:
-        out = tmp_path / "run"
-        self.interrupted(runs, data, out, ["signalled_while_judging", nth, "SIGTERM"], 75, step)
-        finished(runs, out)
-        assert same(out, straight)
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize(("step", "after"), [(0, 1), (4, 4)])
-    def test_in_a_save(self, runs: Nursery, data: Path, straight: Path, tmp_path: Path, step: int, after: int) -> None:
-        out = tmp_path / "run"
-        self.interrupted(runs, data, out, ["signalled_while_saving", step, "SIGTERM"], 75, after)
         finished(runs, out)
         assert same(out, straight)
 
