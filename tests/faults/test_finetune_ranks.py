@@ -61,6 +61,14 @@ def ended(children: list[Child], *codes: int) -> None:
     assert found == [*codes], "\n--\n".join(child.errors() for child in children)
 
 
+def run_twice(runs: Nursery, folder: Path, base: Path, *more: str, **settings: Any) -> tuple[Path, Path]:
+    """A command by one process, and by two ranks."""
+    alone, both = folder / "a" / "run", folder / "b" / "run"
+    runs.run(command(base, alone, *more, **settings))
+    ended(runs.ranks(command(base, both, *more, **settings)), 0, 0)
+    return alone, both
+
+
 def scores(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "scores.json").read_text())
     return found
@@ -171,13 +179,7 @@ def test_micro_batches_of_ranks(runs: Nursery, base: Path, table: Path, tmp_path
 def test_what_is_forgotten(runs: Nursery, base: Path, table: Path, tmp_path: Path) -> None:
     text = blocks(tmp_path / "text.txt", tasked.corpus())
     prepare([text], tokenizer=base, out=tmp_path / "data", holdout=0.1, workers=0)
-    alone, both, given = (
-        tmp_path / "a" / "run",
-        tmp_path / "b" / "run",
-        (f"--train={table}", f"--forgetting={tmp_path / 'data'}"),
-    )
-    runs.run(command(base, alone, *given))
-    ended(runs.ranks(command(base, both, *given)), 0, 0)
+    alone, both = run_twice(runs, tmp_path, base, f"--train={table}", f"--forgetting={tmp_path / 'data'}")
     found, wanted = (scores(one)["forgetting"] for one in (both, alone))
     assert found["before"] == wanted["before"] and found["after"] == pytest.approx(wanted["after"], rel=1e-5)
 
@@ -208,18 +210,14 @@ def test_of_every_kind(runs: Nursery, base: Path, tmp_path: Path, kind: str) -> 
         model = tasked.make_base(tmp_path / "writer", "t5-small", kind="unigram", style="sentinels", dropout=0)
         given = (*given, "--set=data.max_new_tokens=4")
     dropout = {"tune__dropout": None} if kind == "written" else {}
-    alone, both = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    runs.run(command(model, alone, *given, "--lr=0.05", **dropout))
-    ended(runs.ranks(command(model, both, *given, "--lr=0.05", **dropout)), 0, 0)
+    alone, both = run_twice(runs, tmp_path, model, *given, "--lr=0.05", **dropout)
     close(both, alone, exact=2e-6, judged=1e-3 if kind == "scores" else 1e-6)  # of values that are almost the same
 
 
 @pytest.mark.slow
 def test_all_stop_early_at_the_same_step(runs: Nursery, base: Path, table: Path, tmp_path: Path) -> None:
-    alone, both = tmp_path / "a" / "run", tmp_path / "b" / "run"
-    given, settings = (f"--train={table}", "--steps=60", "--seeds=2"), {"train__patience": 1, "train__eval_every": 2}
-    runs.run(command(base, alone, *given, **settings))
-    ended(runs.ranks(command(base, both, *given, **settings)), 0, 0)
+    given = (f"--train={table}", "--steps=60", "--seeds=2")
+    alone, both = run_twice(runs, tmp_path, base, *given, train__patience=1, train__eval_every=2)
     for seed in (0, 1):
         trial = f"trials/labels-all-lr-0.3-seed-{seed}"
         found, wanted = (json.loads((one / trial / "trial.json").read_text()) for one in (both, alone))
@@ -332,13 +330,11 @@ def test_a_language_model_first(runs: Nursery, tmp_path: Path) -> None:
     """`tune.lm_epochs`: both stages train with all ranks."""
     base = tasked.make_base(tmp_path, "gpt2-small", "bpe", "endoftext", dropout=0)
     table, settings = tasked.classes(tmp_path / "own.csv", 200), {"tune__lm_epochs": 2, "tune__lm_lr": 0.01}
-    runs.run(command(base, tmp_path / "alone", f"--train={table}", **settings))
-    both = command(base, tmp_path / "both", f"--train={table}", **settings)
-    ended(runs.ranks(both), 0, 0)
-    stages = [tmp_path / name / "language_model" / "run" for name in ("alone", "both")]
+    alone, both = run_twice(runs, tmp_path, base, f"--train={table}", **settings)
+    stages = [run / "language_model" / "run" for run in (alone, both)]
     losses = [[line["held_out"]["loss"] for line in metrics(stage) if "held_out" in line] for stage in stages]
     assert len(losses[0]) > 1 and losses[1] == pytest.approx(losses[0], rel=1e-4)
-    close(tmp_path / "both", tmp_path / "alone", exact=1e-4, judged=1e-4)
+    close(both, alone, exact=1e-4, judged=1e-4)
 
 
 @pytest.mark.slow
