@@ -16,6 +16,7 @@ from pretune.data.plan import BatchShape
 from pretune.data.samples import Blocks, Documents, Samples, Sentences
 from pretune.data.sampling import Counters, WeightedMixing
 from pretune.data.stream import BatchStream, compute_row_lengths
+from pretune.objectives import OBJECTIVES as REGISTRY
 from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import (
@@ -33,7 +34,7 @@ from pretune.objectives.supervised import SupervisedSeq2seq
 from tests.data import test_parallel
 from tests.data.corpora import CLS, FRAMES, SEP, every, opened, random_documents, some_documents, split
 from tests.data.test_stream import same
-from tests.selection import scale_examples
+from tests.selection import keep_quick, scale_examples
 
 EXTRA = tuple(range(1_000_149, 1_000_050, -1))
 VOCABULARY = Vocabulary(
@@ -258,3 +259,36 @@ def test_more_targets_than_slots_make_a_batch_of_another_form() -> None:
             assert (batch.targets.labels != IGNORE_INDEX).sum() == (sequences.targets != IGNORE_INDEX).sum()
             sizes.add(len(batch.targets.labels))
         assert min(sizes) == slots and len(sizes) == 2
+
+
+LENGTHS_CHANGE = ("prefix", "span_corruption", "denoising", "masked_seq2seq", "multitask_masked", "mixture")
+
+
+@pytest.mark.parametrize(
+    "kind", keep_quick([Documents(limit=60), Blocks(length=60)], Documents(limit=60)), ids=["documents", "blocks"]
+)
+@pytest.mark.parametrize(
+    ("name", "shape"), [(name, shape) for name in LENGTHS_CHANGE for shape in REGISTRY.get(name)().shapes]
+)
+def test_rows_and_slots_hold_what_comes_out(name: str, shape: ModelShape, kind: Documents | Blocks) -> None:
+    """In every batch of an epoch, all targets are there, and all batches have one shape."""
+    objective = REGISTRY.get(name)()
+    room = BatchShape(rows=8, length=160, source=160 if shape == "encoder-decoder" else None)
+    with opened(random_documents(3, 120)) as shards:
+        stream = BatchStream(
+            kind.open(shards, FRAMES["around"]),
+            room,
+            seed=1,
+            corruption=objective.bind(VOCABULARY, shape),
+            words=objective.words,
+            sentences=objective.sentences,
+            fixed_slots=True,
+        )
+        shapes = set()
+        for step in stream.get_steps(0):
+            batch, (sequences, _) = stream[step], stream.read_sequences(step)
+            assert batch.targets is not None and sequences.targets is not None
+            assert (batch.targets.labels != IGNORE_INDEX).sum() == (sequences.targets != IGNORE_INDEX).sum() > 0
+            shapes.add((batch.tokens.shape, batch.offsets.shape, batch.targets.labels.shape))
+            assert (batch.source is None) == (shape != "encoder-decoder")
+        assert len(shapes) == 1
