@@ -199,7 +199,7 @@ BAD = {
         "row 'low' has 2 values for 1 columns",
     ),
     "code": ({"measures": {"loss": {"kind": "os.system"}}}, "unknown kind 'os.system'"),
-    "no seeds": ({"seeds": 0}, "from 1 to 100"),
+    "no seeds": ({"seeds": 0}, "seeds must be >= 1 and <= 100"),
 }  # fmt: skip
 
 

@@ -27,15 +27,13 @@ from pretune.runs.task_options import EmbeddingOptions, EvaluateOptions, Finetun
 from pretune.runs.vectors import run_vectors
 from pretune.studies.inputs import build_task_config, locate
 from pretune.studies.plan import ACTIONS, STEP_PREFIX, BaselineOptions, ChoiceOptions, Plan, Step, list_inputs
-from pretune.studies.study_dir import StepRecord, StudyDir, make_record
+from pretune.studies.study_dir import Numbers, StepRecord, StudyDir, make_record
 from pretune.text.tokenizer.training import train_tokenizer
 from pretune.training.cost import CostMeter, CostRates, compute_cost
 from pretune.training.distributed import resolve_device
 from pretune.training.records import CostFile
 
 O = TypeVar("O", bound=Options)
-Numbers = Mapping[str, object]
-"""Numbers by name; values of other types are left out of a record."""
 VECTORS_FILE = "vectors.txt"
 SIMPLEST_BASELINE, BASELINE_PREFIX = "majority", "baseline."
 """Baseline whose scores stand beside those of a fine-tuning, as amounts: the majority class, or what stands for it."""

@@ -19,6 +19,9 @@ from pretune.studies import list_study_files
 from pretune.studies.settings import read_settings
 from pretune.studies.spec import GridFactor, Measure, Row, Scale, Study
 
+Tree = dict[str, Any]
+"""Plain data of a file, with the parts that are read so far as specs."""
+Reader = Callable[[object, str], object]
 SUFFIXES = (".yaml", ".yml")
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
@@ -40,16 +43,13 @@ def load_study(name: str) -> Study:
 def read_study(tree: Mapping[str, Any], name: str, source: str = "") -> Study:
     """Return the study of a plain tree; `source` names it in errors."""
     place = source or f"study '{name}'"
-    values: dict[str, Any] = {"name": name, **tree}
+    values: Tree = {"name": name, **tree}
     if not isinstance(values["name"], str) or not _NAME.fullmatch(values["name"]):
         raise UsageError(f"{place}: 'name' must be lower-case words joined by '-', got {format_value(values['name'])}")
     return from_dict(Study, _read_parts(values, _STUDY_READERS, f"{place}: "), place)
 
 
-Reader = Callable[[object, str], object]
-
-
-def _read_parts(values: Mapping[str, Any], readers: Mapping[str, Reader], place: str) -> dict[str, Any]:
+def _read_parts(values: Mapping[str, Any], readers: Mapping[str, Reader], place: str) -> Tree:
     return {key: readers[key](value, f"{place}{key}") if key in readers else value for key, value in values.items()}
 
 
@@ -87,7 +87,7 @@ def _format_level(value: object) -> str:
     return str(value.get("kind", value)) if isinstance(value, Mapping) else str(value)
 
 
-def _read_measures(tree: object, location: str) -> list[dict[str, Any]]:
+def _read_measures(tree: object, location: str) -> list[Tree]:
     """Read measures; the fields of the quantity stand beside those of the measure."""
     names = [name for name in get_fields(Measure) if name not in ("name", "quantity")]
     measures = []
@@ -100,7 +100,7 @@ def _read_measures(tree: object, location: str) -> list[dict[str, Any]]:
     return measures
 
 
-def _read_scales(tree: object, location: str) -> list[dict[str, Any]]:
+def _read_scales(tree: object, location: str) -> list[Tree]:
     scales = []
     for name, value, place in _iterate_named(tree, location, "the fields of a scale"):
         fields = _read_parts(value, _SCALE_READERS, f"{place}.")
@@ -111,7 +111,7 @@ def _read_scales(tree: object, location: str) -> list[dict[str, Any]]:
     return scales
 
 
-def _read_levels(tree: object, location: str) -> list[dict[str, Any]]:
+def _read_levels(tree: object, location: str) -> list[Tree]:
     return [
         {"factor": factor, "levels": [str(level) for level in levels]}
         for factor, levels, _ in _iterate_named(tree, location)
@@ -122,7 +122,7 @@ def _read_budget(tree: object, location: str) -> object:
     """Read a budget: counts may have a suffix (2M, 1.5B), FLOPs an exponent, times a unit (90s, 10m)."""
     if not isinstance(tree, Mapping):
         return tree
-    values: dict[str, Any] = {**tree}
+    values: Tree = {**tree}
     for key, value in tree.items():
         if isinstance(value, str):
             if key in ("tokens", "parameters"):
@@ -145,7 +145,7 @@ def _read_paper(tree: object, location: str) -> object:
     """Read a source: its table has rows by name."""
     if not isinstance(tree, Mapping) or not isinstance(tree.get("table"), Mapping):
         return tree
-    table: dict[str, Any] = {**tree["table"]}
+    table: Tree = {**tree["table"]}
     if isinstance(table.get("rows"), Mapping):
         table["rows"] = [{"name": str(name), "values": values} for name, values in table["rows"].items()]
     return {**tree, "table": table}

@@ -7,7 +7,7 @@ and a value; `pretune.studies.settings` lists the paths, and turns the settings 
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pretune.core.config import Constraint, Ge, Gt, Le, NonEmpty, Positive, spec
+from pretune.core.config import Ge, Gt, Le, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError, suggest
 
 ScaleName = Literal["class", "gpu", "full"]
@@ -16,6 +16,7 @@ CostAmount = Literal[
     "parameters", "trained", "trained_share", "tokens", "steps", "flops", "seconds", "kwh", "co2e_kg", "dollars",
     "memory",
 ]  # fmt: skip
+SeedCount = Annotated[int, Ge(1), Le(100)]
 MIN_SEEDS = 3
 """Claims need this number of seeds; with fewer they are undecided."""
 
@@ -205,16 +206,6 @@ class Paper:
     note: str | None = None  # differences between the paper's setting and this one
 
 
-class SeedCount(Constraint):
-    """A number of seeds."""
-
-    def allows(self, value: object) -> bool:
-        return isinstance(value, int) and 1 <= value <= 100
-
-    def __str__(self) -> str:
-        return "from 1 to 100"
-
-
 @spec(has_kind=False)
 class LevelChoice:
     """Levels of a factor that a scale keeps."""
@@ -228,7 +219,7 @@ class Scale:
     """Size of a study: what differs from its common settings. Settings of rows and measures go before common ones."""
 
     about: str = ""
-    seeds: Annotated[int, SeedCount()] | None = None
+    seeds: SeedCount | None = None
     first_seed: Annotated[int, Ge(0)] | None = None
     budget: Budget | None = None
     rates: RateFactors | None = None
@@ -263,7 +254,7 @@ class Study:
     bases: tuple[Row, ...] = ()  # models that rows start from (`row:NAME`), not shown in the table
     reference: str | None = None  # row that others are compared with; None: the first
     budget: Budget = Budget()
-    seeds: Annotated[int, SeedCount()] = MIN_SEEDS
+    seeds: SeedCount = MIN_SEEDS
     first_seed: Annotated[int, Ge(0)] = 0
     rates: RateFactors = RateFactors()
     measures: Annotated[tuple[Measure, ...], NonEmpty()]

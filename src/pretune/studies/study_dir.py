@@ -17,6 +17,8 @@ from pretune.core.errors import CheckpointError, UsageError, explain_missing, re
 from pretune.core.run_dir import LOG_SUFFIXES, RunDir
 from pretune.studies.plan import FORMAT, Plan, Step
 
+Numbers = Mapping[str, object]
+"""Numbers by name; values of other types are left out of a record."""
 COST_NAMES = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
 
 
@@ -146,8 +148,8 @@ class StudyDir:
 
 def make_record(
     step: Step,
-    scores: Mapping[str, Any],
-    amounts: Mapping[str, Any],
+    scores: Numbers,
+    amounts: Numbers,
     cost: Mapping[str, Any],
     *,
     selected_key: str | None = None,
@@ -174,7 +176,7 @@ def make_record(
     return record
 
 
-def _select_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _select_numbers(values: Numbers) -> dict[str, float]:
     return {
         name: value for name, value in values.items() if isinstance(value, int | float) and not isinstance(value, bool)
     }
