@@ -18,7 +18,7 @@ from pretune.core.log import format_count
 from pretune.data.layout import batch
 from pretune.models.catalog import resolve
 from pretune.models.cost import flops_per_token
-from pretune.training import cost, energy
+from pretune.training import cost
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import (
     CostMeter,
@@ -27,9 +27,9 @@ from pretune.training.cost import (
     Totals,
     build_flops_counter,
     compute_cost,
+    find_device,
     find_peak_flops,
 )
-from pretune.training.energy import find_device
 
 CPU = torch.device("cpu")
 
@@ -95,7 +95,7 @@ class TestBoards:
 
     def test_a_board_we_cannot_ask_is_assumed(self) -> None:
         for name, watts in (("NVIDIA H200", "700"), ("Quadro", "300")):
-            gauge = energy._assume_board(name)
+            gauge = cost._assume_board(name)
             assert not gauge.is_measured and "80%" in gauge.method and watts in gauge.method
 
     def test_no_peak_is_known_of_a_cpu(self) -> None:
@@ -127,25 +127,25 @@ class FakeNvml:
 class TestNvml:
     def test_an_energy_counter(self) -> None:
         library = FakeNvml()
-        board = energy.open_board("b", "GPU-1", library)
+        board = cost.open_board("b", "GPU-1", library)
         assert board is not None and "NVML" in board.method and board.max_interval is None
         library.milli += 2_500
         assert board.read_joules() == 2.5
 
     def test_power_is_summed_over_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
         clock = iter([10.0, 12.0, 13.0])
-        monkeypatch.setattr(energy.time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(cost.time, "monotonic", lambda: next(clock))
         library = FakeNvml(counter=False)
-        board = energy.open_board("b", "GPU-1", library)
+        board = cost.open_board("b", "GPU-1", library)
         assert board is not None and board.max_interval == 1.0
         library.milli = 7_000
         assert board.read_joules() == 12.0  # two seconds between 5 and 7 watts
         assert board.read_joules() == 19.0
 
     def test_none_where_nobody_answers(self) -> None:
-        assert energy.open_board("b", "GPU-1", FakeNvml(found=False)) is None
-        assert energy.open_board("b", "GPU-1", object()) is None
-        assert energy.open_board("b", "GPU-2", FakeNvml()) is None
+        assert cost.open_board("b", "GPU-1", FakeNvml(found=False)) is None
+        assert cost.open_board("b", "GPU-1", object()) is None
+        assert cost.open_board("b", "GPU-2", FakeNvml()) is None
 
 
 def zone(root: Path, number: str, name: str, value: int, full: int = 1000) -> Path:
@@ -160,7 +160,7 @@ class TestRapl:
     def test_packages_and_memory_are_summed_over_the_wrap(self, tmp_path: Path) -> None:
         package, memory = zone(tmp_path, "0", "package-0", 900), zone(tmp_path, "0:1", "dram", 5)
         core, full = zone(tmp_path, "0:0", "core", 100), zone(tmp_path, "1", "psys", 100)
-        gauge = energy.open_rapl(tmp_path)
+        gauge = cost.open_rapl(tmp_path)
         assert gauge is not None and gauge.read_joules() == 0
         for path in (core, full):  # parts of others, or all of them again
             (path / "energy_uj").write_text("900")
@@ -171,9 +171,9 @@ class TestRapl:
         assert gauge.read_joules() == pytest.approx(221e-6)
 
     def test_none_where_there_is_none_or_it_is_hidden(self, tmp_path: Path) -> None:
-        assert energy.open_rapl(tmp_path) is None
+        assert cost.open_rapl(tmp_path) is None
         (zone(tmp_path, "0", "package-0", 1) / "energy_uj").unlink()
-        assert energy.open_rapl(tmp_path) is None
+        assert cost.open_rapl(tmp_path) is None
 
 
 class Steady:
@@ -246,8 +246,8 @@ class TestMeter:
             assert [running.compute_totals().energy[0].joules for _ in range(2)] == [5.0, 5.0]
 
     def test_a_cpu_without_counters_is_assumed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(energy, "open_rapl", lambda: None)
-        (gauge,) = energy.find_gauges(CPU)
+        monkeypatch.setattr(cost, "open_rapl", lambda: None)
+        (gauge,) = cost.find_gauges(CPU)
         threads = torch.get_num_threads()
         assert not gauge.is_measured
         assert gauge.method == f"assumed: 5.6 W for each of {format_count(threads, 'threads')}"
@@ -257,7 +257,7 @@ class TestMeter:
         watts = (gauge.read_joules() - first) / (time.monotonic() - previous)
         assert 0 < watts <= 5.625 * threads
         assert gauge.read_joules() - first >= 0.05 * 5.625 * threads
-        assert energy.find_gauges(CPU, host=False) == []
+        assert cost.find_gauges(CPU, host=False) == []
 
 
 class TestCost:
@@ -308,7 +308,7 @@ class TestCost:
 
 @pytest.mark.gpu
 def test_a_gpu_is_measured() -> None:
-    (board, *_) = energy.find_gauges(torch.device("cuda"))
+    (board, *_) = cost.find_gauges(torch.device("cuda"))
     assert board.is_measured, "no NVML here"
     result = []
     for _ in range(4):

@@ -27,8 +27,7 @@ from pretune.runs.defaults import explain_rate
 from pretune.runs.training_data import build_train_streams, count_steps, floor_rows, open_training_data
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.batch_transfer import BatchStats
-from pretune.training.cost import build_flops_counter
-from pretune.training.energy import CORE_WATTS, UNKNOWN_WATTS, find_device
+from pretune.training.cost import CORE_WATTS, UNKNOWN_WATTS, build_flops_counter, find_device
 
 _SEQUENCES = 1000
 """Batch size that is large enough for exact shares."""

@@ -101,7 +101,7 @@ TRIAL_CHARACTERS, REST_BATCHES = 2**20, 16
 """Characters of the trial, after which a batch of mostly new units sends this many batches to the library."""
 
 
-_IS_SPACE = np.array([*(chr(code).isspace() for code in range(0x3001)), False])
+_IS_SPACE = np.array([*map(str.isspace, map(chr, range(0x3001))), False])
 """White-space characters by code; the last entry stands for all higher codes."""
 
 
