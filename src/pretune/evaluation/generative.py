@@ -18,7 +18,7 @@ from torch import nn
 from pretune.core.errors import DataError, UsageError
 from pretune.evaluation import EvaluationResult
 from pretune.evaluation.few_shot import DEFAULT, FewShotConfig, Truncation, build_result, select_examples
-from pretune.evaluation.prompts import BLANK, PromptTemplate, count_fitting, render_prompt
+from pretune.evaluation.prompts import BLANK, PromptTemplate, RenderedShots, render_prompt
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.generate import Continuation, StopStrings
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens
@@ -118,8 +118,7 @@ class AnswerGenerator:
     scoring_method: CausalScoring | EncoderDecoderScoring = field(init=False)
     max_new_tokens: int = field(init=False)  # per answer
     max_prompt_tokens: int | None = field(init=False)  # per prompt
-    _shot_texts: list[str] = field(init=False)
-    _shot_lengths: list[int] = field(init=False)
+    _rendered_shots: RenderedShots = field(init=False)
 
     def __post_init__(self) -> None:
         language_model = get_predictive_model(self.model)
@@ -131,10 +130,8 @@ class AnswerGenerator:
         self.max_prompt_tokens = None if max_length is None else self._compute_prompt_room(max_length)
         if self.prompt.text.partition(BLANK)[2].strip():
             raise UsageError(f"generation needs a prompt that ends with {BLANK}")
-        self._shot_texts = [
-            render_prompt(self.prompt, shot, get_answer(shot)).text + self.prompt.join for shot in self.shots
-        ]
-        self._shot_lengths = [len(tokens) + 1 for tokens in self._encode(self._shot_texts)]
+        shot_texts = [render_prompt(self.prompt, shot, get_answer(shot)).text + self.prompt.join for shot in self.shots]
+        self._rendered_shots = RenderedShots(get_tokenizer(self.model), shot_texts)
 
     def generate(
         self, examples: Examples, on_progress: Callable[[int, int], None] | None = None
@@ -173,15 +170,9 @@ class AnswerGenerator:
     def _render_questions(self, examples: Examples) -> tuple[list[str], list[int]]:
         """Render questions up to their blanks with the shots that fit; return them and the numbers of shots."""
         questions = [render_prompt(self.prompt, example, "").text.rstrip() for example in examples]
-        if self.max_prompt_tokens is None or not self.shots:
-            shot_counts = [len(self.shots)] * len(questions)
-        else:
-            shot_counts = [
-                count_fitting(self._shot_lengths, self.max_prompt_tokens - len(tokens))
-                for tokens in self._encode(questions)
-            ]
+        shot_counts = self._rendered_shots.count_fitting(questions, self.max_prompt_tokens)
         pairs = zip(questions, shot_counts, strict=True)
-        return ["".join(self._shot_texts[len(self._shot_texts) - count :]) + text for text, count in pairs], shot_counts
+        return [self._rendered_shots.join(count) + text for text, count in pairs], shot_counts
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Tokenize texts; special tokens spelled out in them are treated as text."""

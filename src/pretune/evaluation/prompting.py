@@ -24,7 +24,7 @@ from torch import nn
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, count_fitting, get_options, render_prompt
+from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, RenderedShots, get_options, render_prompt
 from pretune.inference.scoring import (
     DEFAULT_SCORING,
     ScoringConfig,
@@ -77,15 +77,14 @@ class Prompter:
     shots: Examples = ()
     scoring: ScoringConfig = DEFAULT_SCORING
     end: str = field(init=False)
-    _shot_texts: list[str] = field(init=False)  # rendered shots
-    _shot_lengths: list[int] = field(init=False)  # in tokens
+    _rendered_shots: RenderedShots = field(init=False)
     _content_free: dict[tuple[int, tuple[str, ...]], Floats] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = get_predictive_model(self.model).shape
         self.end = "" if shape == "decoder" or self.scoring.conditional else "."
-        self._shot_texts = [self._render_shot(shot) + self.prompt.join for shot in self.shots]
-        self._shot_lengths = self._count_tokens(self._shot_texts)
+        shot_texts = [self._render_shot(shot) + self.prompt.join for shot in self.shots]
+        self._rendered_shots = RenderedShots(get_tokenizer(self.model), shot_texts)
 
     def score_choices(
         self,
@@ -119,8 +118,7 @@ class Prompter:
     def render(self, example: Example) -> str:
         """Return the model's input for an example, with the blank shown."""
         (shot_count,) = self._count_fitting_shots([example])
-        question = render_prompt(self.prompt, example, BLANK, self.end).text
-        return "".join(self._shot_texts[len(self._shot_texts) - shot_count :]) + question
+        return self._rendered_shots.join(shot_count) + render_prompt(self.prompt, example, BLANK, self.end).text
 
     def _render_shot(self, shot: Example) -> str:
         if shot.label is None:
@@ -129,24 +127,19 @@ class Prompter:
 
     def _count_fitting_shots(self, examples: Examples) -> list[int]:
         """Return the number of shots that fit before each example with its longest answer."""
-        max_length = get_max_length(get_predictive_model(self.model))
-        if max_length is None or not self.shots:
-            return [len(self.shots)] * len(examples)
-        room = build_scoring_method(
-            get_predictive_model(self.model), get_tokenizer(self.model), self.scoring
-        ).get_max_passage(max_length)
-        texts = [
-            render_prompt(self.prompt, example, max(get_options(self.prompt, example), key=len), self.end).text
-            for example in examples
+        if not self.shots:
+            return [0] * len(examples)
+        language_model = get_predictive_model(self.model)
+        room = max_length = get_max_length(language_model)
+        if max_length is not None:
+            method = build_scoring_method(language_model, get_tokenizer(self.model), self.scoring)
+            room = method.get_max_passage(max_length) - 1
+        longest_answers = [max(get_options(self.prompt, example), key=len) for example in examples]
+        questions = [
+            render_prompt(self.prompt, example, answer, self.end).text
+            for example, answer in zip(examples, longest_answers, strict=True)
         ]
-        return [count_fitting(self._shot_lengths, room - size) for size in self._count_tokens(texts)]
-
-    def _count_tokens(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text plus one, because joined texts may be tokenized differently."""
-        if not texts:
-            return []
-        encodings = get_tokenizer(self.model).encode_batch(texts, literal=True)
-        return [int(n) + 1 for n in np.diff(encodings.offsets)]
+        return self._rendered_shots.count_fitting(questions, room)
 
     def _compute_logprobs(
         self, examples: Examples, shot_counts: Sequence[int], length: Literal["sum", "token", "byte"]
@@ -174,7 +167,7 @@ class Prompter:
 
     def _render_questions(self, examples: Examples, shot_counts: Sequence[int]) -> Iterator[RenderedPrompt]:
         for example, count in zip(examples, shot_counts, strict=True):
-            context = "".join(self._shot_texts[len(self._shot_texts) - count :])
+            context = self._rendered_shots.join(count)
             for option in get_options(self.prompt, example):
                 rendered_prompt = render_prompt(self.prompt, example, option, self.end)
                 yield RenderedPrompt(

@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
@@ -21,6 +23,7 @@ from pretune.tasks.example import Example, Examples
 from pretune.tasks.task import Task, Template
 from pretune.tasks.types import get_type
 from pretune.tasks.types.base import ChoicePrompt
+from pretune.text.tokenizer import Tokenizer
 
 BLANK = "{answer}"
 
@@ -220,6 +223,30 @@ def draw_shots(examples: Examples, count: int, seed: int = 0) -> list[Example]:
             if positions_by_label[label] and len(positions) < count:
                 positions.append(positions_by_label[label].pop(0))
     return [examples[i] for i in sorted(positions, key=lambda i: mix(seed, 2, i))]
+
+
+class RenderedShots:
+    """Solved examples before every question; the first are dropped where not all fit."""
+
+    def __init__(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+        self.tokenizer, self.texts = tokenizer, texts
+        # One more than its tokens, because joined texts may be tokenized differently.
+        self.lengths = [length + 1 for length in self.count_tokens(texts)]
+
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text."""
+        lengths: list[int] = np.diff(self.tokenizer.encode_batch(texts, literal=True).offsets).tolist() if texts else []
+        return lengths
+
+    def count_fitting(self, questions: Sequence[str], room: int | None) -> list[int]:
+        """Return how many shots fit before each question into `room` tokens."""
+        if room is None or not self.texts:
+            return [len(self.texts)] * len(questions)
+        return [count_fitting(self.lengths, room - size) for size in self.count_tokens(questions)]
+
+    def join(self, count: int) -> str:
+        """Return the text of the last `count` shots."""
+        return "".join(self.texts[len(self.texts) - count :])
 
 
 def count_fitting(lengths: Sequence[int], max_tokens: int) -> int:

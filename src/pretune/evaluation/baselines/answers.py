@@ -5,53 +5,48 @@ For multiple choice: the most frequent position, and the option most similar to 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import TaskBaseline, TfIdf
-from pretune.inference.word_vectors import WordVectors
+from pretune.evaluation.baselines.base import TaskBaseline, TfIdf, load_vectors
 from pretune.tasks.example import Example, Examples, Prediction
 
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
 
-Answers = Sequence[str | None]
-"""One answer per question; None if it has no answer."""
-AnswerFinder = Callable[[Sequence[tuple[str, str]]], list[str]]
-"""Function from questions with their passages to answers; "" is no answer."""
+AnswerFinder = Callable[[str, str], str]
+"""Function from a question and its passage to an answer."""
 
 
 class SpanBaseline(TaskBaseline):
-    """Base class of baselines that find the answer to a question in a passage."""
+    """Base class of baselines that find the answer in a passage; it is none if most questions have none."""
 
-    def fit(self, questions: Sequence[tuple[str, str]], answers: Answers) -> AnswerFinder:
-        """Train on questions with their passages and answers."""
+    def fit(self, train: Examples, length: int) -> AnswerFinder:
+        """Return the finder of answers of `length` words."""
         raise NotImplementedError
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
         """Fit on answered questions and answer others."""
-        questions, new_questions = ([(example.text, example.pair or "") for example in part] for part in (train, test))
-        find = self.fit(questions, [example.answers[0] if example.answers else None for example in train])
-        return [Prediction(text=text) for text in find(new_questions)]
+        lengths = [len(_split_words(example.answers[0])) for example in train if example.answers]
+        if 2 * len(lengths) < len(train):
+            return [Prediction(text="")] * len(test)
+        find = self.fit(train, max(round(float(np.median(lengths))) if lengths else 1, 1))
+        return [Prediction(text=find(example.text, example.pair or "")) for example in test]
 
 
 @spec
 class FirstWords(SpanBaseline):
     """First words of the passage, or no answer if most questions have none."""
 
-    def fit(self, questions: Sequence[tuple[str, str]], answers: Answers) -> AnswerFinder:
-        """Measure the answers."""
-        length, mostly_unanswerable = _measure_answers(answers)
-
-        def get_first_words(passage: str) -> str:
+    def fit(self, train: Examples, length: int) -> AnswerFinder:
+        def find(question: str, passage: str) -> str:
             ends = [match.end() for match in WORD.finditer(passage)][:length]
             return passage[: ends[-1]] if ends else ""
 
-        return lambda questions: ["" if mostly_unanswerable else get_first_words(passage) for _, passage in questions]
+        return find
 
 
 @spec
@@ -62,10 +57,9 @@ class NearWords(SpanBaseline):
     question.
     """
 
-    def fit(self, questions: Sequence[tuple[str, str]], answers: Answers) -> AnswerFinder:
+    def fit(self, train: Examples, length: int) -> AnswerFinder:
         """Count the passages of each word."""
-        length, mostly_unanswerable = _measure_answers(answers)
-        passages = {passage for _, passage in questions}
+        passages = {example.pair or "" for example in train}
         passage_counts = Counter(word for passage in passages for word in set(_split_words(passage)))
         rarity = {word: np.log((2 + len(passages)) / (1 + count)) for word, count in passage_counts.items()}
         unknown = float(np.log(2 + len(passages)))
@@ -80,7 +74,7 @@ class NearWords(SpanBaseline):
             start = _find_best_start(weight, np.array([word in question_words for word in words]), count)
             return passage[places[start][0] : places[start + count - 1][1]]
 
-        return lambda questions: ["" if mostly_unanswerable else find(*question) for question in questions]
+        return find
 
 
 @spec
@@ -93,12 +87,6 @@ class LeadWords(TaskBaseline):
         """Measure the answers, and return as many words of other texts."""
         mean = round(float(np.mean([len((example.target or "").split()) for example in train])))
         return [Prediction(text=" ".join(example.text.split()[: max(mean, 1)])) for example in test]
-
-
-def _measure_answers(answers: Answers) -> tuple[int, bool]:
-    """Return the median number of words of the answers, and whether most questions have none."""
-    lengths = [len(_split_words(answer)) for answer in answers if answer is not None]
-    return max(round(float(np.median(lengths))) if lengths else 1, 1), 2 * len(lengths) < len(answers)
 
 
 def _split_words(text: str) -> list[str]:
@@ -158,8 +146,7 @@ class SimilarVectors(TaskBaseline):
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
         """Read the vectors, or train them on all texts and options."""
         texts = [text for example in [*train, *test] for text in _get_texts(example) if text.strip()]
-        path = self.vectors
-        vectors = WordVectors.load(path) if path else Word2Vec(epochs=10, min_count=2).train(texts, seed=seed)
+        vectors = load_vectors(self.vectors, texts, seed)
         predictions = []
         for example in test:
             rows = vectors.average([f"{example.text} {example.pair or ''}", *example.choices])

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.errors import UsageError
 from pretune.data.sequences import Ints
 from pretune.inference.word_vectors import WordVectors, split_words
@@ -146,6 +147,11 @@ def compute_overlap(first: Sequence[str], second: Sequence[str]) -> NDArray[np.f
             )
         )
     return np.array(rows, dtype=np.float32).reshape(-1, 6)
+
+
+def load_vectors(path: str | None, texts: Sequence[str], seed: int) -> WordVectors:
+    """Return the word vectors of a file; without one those that are trained on the texts."""
+    return WordVectors.load(path) if path else Word2Vec(epochs=10, min_count=2).train(texts, seed=seed)
 
 
 def average_vectors(vectors: WordVectors, texts: Sequence[Text]) -> NDArray[np.float32]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from pretune.adaptation.word2vec import Word2Vec
 from pretune.core.config import spec
 from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import (
@@ -23,10 +22,10 @@ from pretune.evaluation.baselines.base import (
     average_vectors,
     encode_labels,
     get_text,
+    load_vectors,
     split_pairs,
 )
 from pretune.evaluation.logistic_regression import fit_probe
-from pretune.inference.word_vectors import WordVectors
 from pretune.tasks.example import Examples, Prediction
 
 
@@ -91,7 +90,6 @@ class AveragedVectors(Classifier):
     """Logistic regression on the mean word vector of a text; the vectors are read from a file or trained here."""
 
     vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
-    word2vec: Word2Vec = Word2Vec(epochs=10, min_count=2)
     choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # candidates for C
     folds: int = 3
 
@@ -99,7 +97,7 @@ class AveragedVectors(Classifier):
         """Train on labelled texts (or pairs)."""
         if len(set(labels)) < 2:
             return Majority().fit(texts, labels)
-        vectors = WordVectors.load(self.vectors) if self.vectors else self.word2vec.train(_list_texts(texts), seed=seed)
+        vectors = load_vectors(self.vectors, _list_texts(texts), seed)
         x, (classes, y) = average_vectors(vectors, texts), encode_labels(labels)
         probe = fit_probe(x, y, self.choices, folds=self.folds, seed=seed)
 
@@ -220,7 +218,6 @@ class RidgeVectors(Regressor):
     """Ridge regression on averaged static vectors."""
 
     vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
-    word2vec: Word2Vec = Word2Vec(epochs=10, min_count=2)
     choices: tuple[float, ...] = (1.0, 10.0, 100.0, 1000.0)
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
@@ -229,7 +226,7 @@ class RidgeVectors(Regressor):
 
         if len(texts) < 6 or not _list_texts(texts):
             return Mean().fit(texts, values)
-        vectors = WordVectors.load(self.vectors) if self.vectors else self.word2vec.train(_list_texts(texts), seed=seed)
+        vectors = load_vectors(self.vectors, _list_texts(texts), seed)
         scale = StandardScaler().fit(average_vectors(vectors, texts))
         return _fit_ridge(
             lambda texts: scale.transform(average_vectors(vectors, texts)), texts, values, self.choices, seed
