@@ -8,7 +8,7 @@ A tag is `O` or a prefix and a type (`B-PER`); a bare prefix is an entity of typ
 An entity is correct if sentence, type, start and end agree. Counts are summed over all types (micro average).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -80,14 +80,7 @@ def entity_f1(
     >>> entity_f1([["B-PER", "I-PER", "O"]], [["B-PER", "O", "O"]])
     {'f1': 0.0, 'precision': 0.0, 'recall': 0.0}
     """
-    n_correct = n_predicted = n_gold = 0
-    for g, p in zip(*_check_sentences(gold, predictions), strict=True):
-        gold_entities, predicted_entities = {*extract_entities(g, scheme)}, {*extract_entities(p, scheme)}
-        n_correct += len(gold_entities & predicted_entities)
-        n_predicted += len(predicted_entities)
-        n_gold += len(gold_entities)
-    precision, recall = ratio(n_correct, n_predicted), ratio(n_correct, n_gold)
-    return {"f1": harmonic_mean(precision, recall), "precision": precision, "recall": recall}
+    return _score_spans(gold, predictions, lambda tags: {*extract_entities(tags, scheme)})
 
 
 def entity_f1_strict(
@@ -106,14 +99,7 @@ def argument_f1(gold: Iterable[Sequence[str]], predictions: Iterable[Sequence[st
     >>> argument_f1([["B-A0", "O", "B-A1", "B-C-A1"]], [["B-A0", "B-V", "B-A1", "O"]])
     {'f1': 0.5, 'precision': 0.5, 'recall': 0.5}
     """
-    n_correct = n_predicted = n_gold = 0
-    for g, p in zip(*_check_sentences(gold, predictions), strict=True):
-        gold_arguments, predicted_arguments = extract_arguments(g), extract_arguments(p)
-        n_correct += len(gold_arguments & predicted_arguments)
-        n_predicted += len(predicted_arguments)
-        n_gold += len(gold_arguments)
-    precision, recall = ratio(n_correct, n_predicted), ratio(n_correct, n_gold)
-    return {"f1": harmonic_mean(precision, recall), "precision": precision, "recall": recall}
+    return _score_spans(gold, predictions, extract_arguments)
 
 
 def extract_arguments(tags: Sequence[str]) -> set[tuple[Entity, ...]]:
@@ -145,6 +131,22 @@ def tag_accuracy(gold: Iterable[Sequence[str]], predictions: Iterable[Sequence[s
     if not pairs:
         raise DataError("no words to score; a metric needs at least one")
     return sum(bool(g == p) for g, p in pairs) / len(pairs)
+
+
+def _score_spans(
+    gold: Iterable[Sequence[str]],
+    predictions: Iterable[Sequence[str]],
+    extract: Callable[[Sequence[str]], Set[Hashable]],
+) -> dict[str, float]:
+    """Return F1, precision and recall of what `extract` finds in the tags of each sentence."""
+    n_correct = n_predicted = n_gold = 0
+    for g, p in zip(*_check_sentences(gold, predictions), strict=True):
+        gold_spans, predicted_spans = extract(g), extract(p)
+        n_correct += len(gold_spans & predicted_spans)
+        n_predicted += len(predicted_spans)
+        n_gold += len(gold_spans)
+    precision, recall = ratio(n_correct, n_predicted), ratio(n_correct, n_gold)
+    return {"f1": harmonic_mean(precision, recall), "precision": precision, "recall": recall}
 
 
 def _check_sentences(

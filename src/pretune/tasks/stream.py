@@ -17,7 +17,6 @@ oversampled:
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -63,29 +62,16 @@ class TaskStream:
                 f"a batch of {format_count(batch, 'examples')} is not divisible by {ranks} ranks; change its size"
             )
         self.items, self.size, self.seed, self.ranks = items, batch, seed, ranks
-        self.fixed_shape, self.mixing, self._row = fixed_shape, mixing, row
-        self._init_plan()
-
-    def _init_plan(self) -> None:
-        lengths, source = self.items.lengths
-        self._lengths, self._source = lengths, source
-        sources = self.items.sequences.sources
-        number = np.zeros(len(self.items), dtype=np.int64)
-        if sources is not None:
-            number = sources[np.cumsum(self.items.sizes) - self.items.sizes]
+        self.fixed_shape, self._row = fixed_shape, row
+        self._lengths, self._source = items.lengths
+        number = np.zeros(len(items), dtype=np.int64)
+        if items.sequences.sources is not None:
+            number = items.sequences.sources[np.cumsum(items.sizes) - items.sizes]
         names = tuple(map(str, range(int(number.max()) + 1)))
-        self._mixture = SourceMixture.from_samples(self.mixing, number, np.ones(len(number), dtype=np.int64), names)
+        self._mixture = SourceMixture.from_samples(mixing, number, np.ones(len(number), dtype=np.int64), names)
         self._orders: dict[int, Ints] = {}
         self._shapes: dict[int, BatchShape] = {}
         self._row_length, self._source_length = self._choose_row_lengths()
-
-    def __getstate__(self) -> dict[str, Any]:
-        names = ("items", "size", "seed", "ranks", "fixed_shape", "mixing", "_row")
-        return {name: getattr(self, name) for name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._init_plan()
 
     def __getitem__(self, step: int) -> Batch:
         return self.batch(step)
@@ -250,22 +236,12 @@ class MultiTaskStream:
     def __init__(self, streams: Sequence[TaskStream], *, temperature: float = 1.0, seed: int = 0) -> None:
         if not streams or not temperature >= 1:
             raise UsageError(f"multi-task training needs a stream and a temperature >= 1, got {temperature:g}")
-        self.streams, self.temperature, self.seed = tuple(streams), temperature, seed
-        self._init_rounds()
-
-    def _init_rounds(self) -> None:
-        sizes = np.array([len(stream.steps(0)) for stream in self.streams], dtype=np.float64)
-        shares = SmoothedMixing(alpha=1 / self.temperature).compute_shares(sizes)
+        self.streams, self.seed = tuple(streams), seed
+        sizes = np.array([len(stream.steps(0)) for stream in streams], dtype=np.float64)
+        shares = SmoothedMixing(alpha=1 / temperature).compute_shares(sizes)
         self.quotas: Ints = np.maximum(np.rint(shares * sizes.sum()).astype(np.int64), 1)  # steps of each per round
         self._tasks = np.repeat(np.arange(len(self.streams)), self.quotas)
         self._rounds: dict[int, tuple[Ints, Ints]] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("streams", "temperature", "seed")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._init_rounds()
 
     def __getitem__(self, step: int) -> Batch:
         return self.batch(step)

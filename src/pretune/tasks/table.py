@@ -210,6 +210,26 @@ class Jsonl:
             yield TableRow(f"{name}:{number}", values)
 
 
+@spec
+class Tsv:
+    """Tab-separated rows; `columns` are their names if there is no header. Quotes are literal unless `has_quotes`."""
+
+    columns: tuple[str, ...] = ()
+    delimiter: str = "\t"
+    has_quotes: bool = False
+    allow_extra_columns: bool = False  # allow further columns, which are ignored
+
+    def read_rows(self, path: Path) -> Iterator[TableRow]:
+        """Yield every row below the header."""
+        name = os.fspath(path)
+        rows = iter_delimited_rows(read_text(path), self.delimiter, self.has_quotes, name)
+        header = self.columns or tuple(next(rows, (0, []))[1])
+        for number, cells in rows:
+            if len(cells) < len(header) or (len(cells) > len(header) and not self.allow_extra_columns):
+                raise DataError(f"{name}:{number}: expected {len(header)} columns, got {len(cells)}")
+            yield TableRow(f"{name}:{number}", dict(zip(header, cells, strict=False)))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
     """Format of a file: its columns, and for CSV and TSV delimiter, quotes and header."""
@@ -240,12 +260,8 @@ class TableFile:
             absent = dict.fromkeys(self.columns)  # a field that a line lacks is blank
             yield from (TableRow(row.location, {**absent, **row.values}) for row in Jsonl().read_rows(self.path))
             return
-        name = os.fspath(self.path)
-        rows = iter_delimited_rows(read_text(self.path), self.delimiter, self.has_quotes, name)
-        for number, cells in itertools.islice(rows, int(self.has_header), None):
-            if len(cells) != len(self.columns):
-                raise DataError(f"{name}:{number}: expected {len(self.columns)} columns, got {len(cells)}")
-            yield TableRow(f"{name}:{number}", dict(zip(self.columns, cells, strict=True)))
+        columns = () if self.has_header else self.columns
+        yield from Tsv(columns=columns, delimiter=self.delimiter, has_quotes=self.has_quotes).read_rows(self.path)
 
     def check_column(self, column: str) -> str:
         """Return the column if it exists, else raise DataError."""
@@ -398,12 +414,13 @@ def _is_header(cells: Sequence[str], column_names: Sequence[str]) -> bool:
         return False
     if any(name in cells for name in column_names):
         return True
-    return all(cell.strip() and len(cell) <= _MAX_NAME_LENGTH and not _is_number(cell) for cell in cells)
+    return all(cell.strip() and len(cell) <= _MAX_NAME_LENGTH and not is_number(cell) for cell in cells)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(value: str) -> bool:
+    """Return True for numbers, including NaN and infinity."""
     try:
-        float(cell)
+        float(value)
     except ValueError:
         return False
     return True

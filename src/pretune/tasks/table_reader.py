@@ -16,7 +16,16 @@ from typing import Any
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
 from pretune.tasks.example import Example
-from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error, find_pair_columns, open_table, pick_column
+from pretune.tasks.table import (
+    BlankRows,
+    TableFile,
+    TableRow,
+    data_error,
+    find_pair_columns,
+    is_number,
+    open_table,
+    pick_column,
+)
 from pretune.tasks.task import Reader, SplitFile, Task
 
 MAX_NUMERIC_CLASSES = 20
@@ -155,15 +164,6 @@ def check_numbers(locations: Mapping[str, str], reason: str) -> None:
     for value, location in locations.items():
         if not is_finite(value):
             raise data_error(f"{location}: label {value[:40]!r} is not a finite number: {reason}")
-
-
-def is_number(value: str) -> bool:
-    """Return True for numbers, including NaN and infinity."""
-    try:
-        float(value)
-    except ValueError:
-        return False
-    return True
 
 
 def is_finite(value: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import join_names
-from pretune.tasks.table import open_table
+from pretune.tasks.table import is_number, open_table
 from pretune.tasks.table_reader import (
     LABEL_SEPARATOR,
     MAX_NUMERIC_CLASSES,
@@ -24,7 +24,6 @@ from pretune.tasks.table_reader import (
     check_numbers,
     count_values,
     is_finite,
-    is_number,
     pick_text_columns,
 )
 from pretune.tasks.task import Task

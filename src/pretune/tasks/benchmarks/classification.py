@@ -17,13 +17,12 @@ from pretune.tasks.benchmarks.readers import (
     LabelledLines,
     RowReader,
     Splits,
-    Tsv,
     build_task,
     list_files,
     read_label_index,
 )
 from pretune.tasks.example import Example
-from pretune.tasks.table import TableRow, read_text
+from pretune.tasks.table import TableRow, Tsv, read_text
 from pretune.tasks.task import SplitFile
 
 _POLARITY = ("negative", "positive")

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files, read_score
+from pretune.tasks.benchmarks.readers import Fields, RowReader, build_task, list_files, read_score
 from pretune.tasks.example import Example
-from pretune.tasks.table import TableRow, read_lines
+from pretune.tasks.table import TableRow, Tsv, read_lines
 from pretune.tasks.task import Task
 
 SCALE = (0.0, 5.0)

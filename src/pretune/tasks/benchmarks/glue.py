@@ -6,7 +6,8 @@ not public; a labeled test set from the task's original source is used if there 
 
 from dataclasses import replace
 
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files
+from pretune.tasks.benchmarks.readers import Fields, RowReader, build_task, list_files
+from pretune.tasks.table import Tsv
 
 _ENTAILMENT = ("entailment", "not_entailment")
 _NLI_LABELS = ("entailment", "neutral", "contradiction")

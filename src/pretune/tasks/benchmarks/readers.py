@@ -6,7 +6,6 @@ reads a TSV or CSV file with a header, or JSONL. An invalid row raises an error 
 """
 
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,29 +15,8 @@ from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.log import join_names
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, TableRow, data_error, read_lines, read_text
+from pretune.tasks.table import Jsonl, TableRow, Tsv, data_error, read_lines
 from pretune.tasks.task import Reader, SplitFile, Task, Template
-from pretune.text.corpora.tables import iter_delimited_rows
-
-
-@spec
-class Tsv:
-    """Tab-separated rows; `columns` are their names if there is no header. Quotes are literal unless `has_quotes`."""
-
-    columns: tuple[str, ...] = ()
-    delimiter: str = "\t"
-    has_quotes: bool = False
-    allow_extra_columns: bool = False  # allow further columns, which are ignored
-
-    def read_rows(self, path: Path) -> Iterator[TableRow]:
-        """Yield every row below the header."""
-        name = os.fspath(path)
-        rows = iter_delimited_rows(read_text(path), self.delimiter, self.has_quotes, name)
-        header = self.columns or tuple(next(rows, (0, []))[1])
-        for number, cells in rows:
-            if len(cells) < len(header) or (len(cells) > len(header) and not self.allow_extra_columns):
-                raise DataError(f"{name}:{number}: expected {len(header)} columns, got {len(cells)}")
-            yield TableRow(f"{name}:{number}", dict(zip(header, cells, strict=False)))
 
 
 def Csv(columns: tuple[str, ...] = ()) -> Tsv:  # noqa: N802 (a constructor)

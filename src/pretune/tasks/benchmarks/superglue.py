@@ -4,14 +4,15 @@ In WiC and WSC the word in question is marked with asterisks in the text, as in 
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.tasks.benchmarks.readers import Fields, RowReader, Tsv, build_task, list_files, read_label_index
+from pretune.tasks.benchmarks.readers import Fields, RowReader, build_task, list_files, read_label_index
 from pretune.tasks.example import Example
-from pretune.tasks.table import Jsonl, TableRow, read_lines
+from pretune.tasks.table import Jsonl, TableRow, Tsv, read_lines
 from pretune.tasks.task import Task, Template
 
 BOOLEAN_LABELS = ("False", "True")
@@ -182,16 +183,23 @@ AX = build_task(
 """SuperGLUE's two diagnostics of entailment: AX-b as `test`, AX-g as `test_gender`"""
 
 
-def read_multirc(path: Path) -> Iterator[Example]:
-    """Yield every answer of every question of every passage."""
-    for row in Jsonl().read_rows(path):
-        try:
-            yield from _parse_answers(row)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{row.location}: not a passage with questions and answers ({error!r})") from None
+@spec
+class PassageReader:
+    """A reader of passages, with a function from one to its examples, and the name of these in an error."""
+
+    parse: Callable[[TableRow], Iterator[Example]]
+    content: str
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        for row in Jsonl().read_rows(path):
+            try:
+                yield from self.parse(row)
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(f"{row.location}: not a passage with {self.content} ({error!r})") from None
 
 
 def _parse_answers(row: TableRow) -> Iterator[Example]:
+    """Yield every answer of every question of a passage."""
     passage = row.get("passage")
     for question in passage["questions"]:
         for answer in question["answers"]:
@@ -205,10 +213,11 @@ def _parse_answers(row: TableRow) -> Iterator[Example]:
             )
 
 
+_multirc = PassageReader(parse=_parse_answers, content="questions and answers")
 MULTIRC = build_task(
     "multirc",
     "multirc question: {question} answer: {answer} paragraph: {text}",
-    list_files(read_multirc, train="train.jsonl 27243", dev="val.jsonl 4848"),
+    list_files(_multirc, train="train.jsonl 27243", dev="val.jsonl 4848"),
     labels=BOOLEAN_LABELS,
     metrics=("multirc",),
     folders=("multirc", "MultiRC"),
@@ -217,16 +226,8 @@ MULTIRC = build_task(
 """MultiRC: which of a question's answers are correct? Any number may be (Khashabi et al., 2018)"""
 
 
-def read_record(path: Path) -> Iterator[Example]:
-    """Yield every query of every passage; the label is the first correct choice, `answers` are all."""
-    for row in Jsonl().read_rows(path):
-        try:
-            yield from _parse_queries(row)
-        except (KeyError, TypeError, ValueError) as error:
-            raise DataError(f"{row.location}: not a passage with entities and queries ({error!r})") from None
-
-
 def _parse_queries(row: TableRow) -> Iterator[Example]:
+    """Yield every query of a passage; the label is the first correct choice, `answers` are all."""
     passage = row.get("passage")["text"]
     places = sorted((place["start"], place["end"] + 1) for place in row.get("passage")["entities"])
     names = tuple(dict.fromkeys(passage[start:end] for start, end in places))
@@ -249,12 +250,13 @@ def _parse_queries(row: TableRow) -> Iterator[Example]:
         )
 
 
+_record = PassageReader(parse=_parse_queries, content="entities and queries")
 RECORD = Task(
     name="record",
     kind="choice",
     metrics=("record",),
     folders=("record", "ReCoRD"),
-    splits=list_files(read_record, train="train.jsonl | train32.jsonl 32 part", dev="val.jsonl | dev32.jsonl 32 part"),
+    splits=list_files(_record, train="train.jsonl | train32.jsonl 32 part", dev="val.jsonl | dev32.jsonl 32 part"),
     template=Template(source="record query: {pair} entities: {entities} passage: {text}", target="{answer}"),
     group_field="group",
 )
