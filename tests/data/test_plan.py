@@ -1,6 +1,7 @@
 """The plan: every draw in one row of one batch, whoever asks for it, and the same for ever."""
 
 import hashlib
+import itertools
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix_array
 from pretune.data import plan as planning
-from pretune.data.plan import BatchShape, PackingPlan, build_plan
+from pretune.data.plan import BatchShape, LengthSchedule, PackingPlan, Phase, build_plan
 from pretune.data.sequences import Ints
 
 lengths = st.lists(st.integers(1, 16), min_size=1, max_size=80).map(lambda found: np.array(found, dtype=np.int64))
@@ -197,3 +198,22 @@ class TestCache:
             assert self.same(self.make(cache), self.make(None))
             shutil.rmtree(cache)
             assert self.same(self.make(cache), self.make(None))
+
+
+@given(st.integers(1, 10**6), st.lists(st.integers(1, 9), min_size=1))
+def test_phases_follow_each_other(steps: int, parts: list[int]) -> None:
+    total = sum(parts)
+    counts = LengthSchedule(phases=tuple(Phase(share=part / total, length=64) for part in parts)).divide(steps)
+    assert sum(counts) == steps and min(counts) >= 0
+    for last, done in zip(itertools.accumulate(counts), itertools.accumulate(parts), strict=True):
+        assert abs(last - steps * done / total) <= 0.5 + 1e-6
+
+
+def test_what_cannot_be() -> None:
+    with pytest.raises(UsageError, match=r"0\.9"):
+        LengthSchedule(phases=(Phase(share=0.9, length=128),))
+    with pytest.raises(UsageError, match=r"\b0\b"):
+        LengthSchedule(phases=())
+    for share, length, field in ((0, 128, "share"), (1.5, 128, "share"), (0.5, 0, "length")):
+        with pytest.raises(UsageError, match=rf"^Phase\.{field} "):
+            Phase(share=share, length=length)

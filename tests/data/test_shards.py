@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from pretune.core.errors import DataError, PretuneError, ResourceError, UsageError
 from pretune.data.shards import Shards, ShardWriter, choose_token_dtype, read_index
 from pretune.data.shards.files import NpyWriter, open_npy
+from pretune.runs.prepare import prepare
 from tests.data.corpora import bits, documents, opened, write
+from tests.data.texts import MANY, blocks, byte_tokenizer
 
 GIVEN = [[3, 4], [], [5], [1, 1, 1]]  # tokens 0-6, none, 7-11, 12-14
 PARTS = ("tokens", "documents", "sentences", "words", "sources")
@@ -340,3 +342,21 @@ def test_the_narrowest_type(vocab: int, dtype: str) -> None:
 def test_no_such_vocabulary(vocab: int) -> None:
     with pytest.raises(UsageError, match=str(vocab)):
         choose_token_dtype(vocab)
+
+
+def test_a_token_outside_the_vocabulary(tmp_path: Path) -> None:
+    data = prepare(
+        [blocks(tmp_path / "a.txt", MANY[:20])], tokenizer=byte_tokenizer(tmp_path / "t"), out=tmp_path / "d"
+    )
+    (file,) = (data.path / "train").glob("*.tokens.npy")
+    tokens = np.load(file)
+    starts, lengths = np.array([0, 5]), np.array([4, 3])
+    shards = Shards.open(data.path)
+    assert shards.take(starts, lengths).tolist() == [*tokens[:4], *tokens[5:8]]
+    tokens[6] = data.vocab
+    np.save(file, tokens)
+    shards = Shards.open(data.path)
+    assert shards.take(starts, np.array([4, 1])).tolist() == [*tokens[:4], tokens[5]]
+    for read in (lambda: shards.take(starts, lengths), lambda: shards.read_tokens(0, 10)):
+        with pytest.raises(DataError, match=f"token {data.vocab} "):
+            read()

@@ -90,23 +90,16 @@ class Constraint:
         raise NotImplementedError
 
 
-_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-}
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bound(Constraint):
     """Limit of a number; infinite numbers are outside."""
 
     limit: float
     sign: ClassVar[str]
+    compare: ClassVar[Callable[[Any, Any], bool]]
 
     def allows(self, value: Any) -> bool:
-        return value is not None and _COMPARISONS[self.sign](value, self.limit) and abs(value) < math.inf
+        return value is not None and type(self).compare(value, self.limit) and abs(value) < math.inf
 
     def __str__(self) -> str:
         return f"{self.sign} {self.limit:{',' if isinstance(self.limit, int) else 'g'}}"
@@ -115,25 +108,25 @@ class Bound(Constraint):
 class Gt(Bound):
     """Lower limit that is excluded."""
 
-    sign = ">"
+    sign, compare = ">", operator.gt
 
 
 class Ge(Bound):
     """Lower limit that is included."""
 
-    sign = ">="
+    sign, compare = ">=", operator.ge
 
 
 class Lt(Bound):
     """Upper limit that is excluded."""
 
-    sign = "<"
+    sign, compare = "<", operator.lt
 
 
 class Le(Bound):
     """Upper limit that is included."""
 
-    sign = "<="
+    sign, compare = "<=", operator.le
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from pretune.core import __version__
 from pretune.core.io import atomic_write, write_json
 from pretune.core.log import format_count, format_markdown
 from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
-from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe
+from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe, format_value
 from pretune.data.prepare.stage import StageReader
 from pretune.data.prepared_data import CARD_FILE, CardSample, SourceRecord
 from pretune.data.shards import Shards
@@ -166,7 +166,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         samples="".join(map(_render_sample, card["samples"])),
         settings=format_markdown(
             ["setting", "value"],
-            [[name, _escape_cell(_format_value(value))] for name, value in card["settings"].items()],
+            [[name, _escape_cell(format_value(value))] for name, value in card["settings"].items()],
         ),
         tokenizer=card["tokenizer"]["sha256"],
         fingerprint=card["fingerprint"],
@@ -226,12 +226,6 @@ def _escape_cell(text: str) -> str:
     for special in "\\`*_[]<>|#":
         text = text.replace(special, "\\" + special)
     return " ".join(text.split())
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
 
 
 def _format_megabytes(size: int) -> str:

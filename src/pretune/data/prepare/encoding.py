@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import UsageError
+from pretune.data.prepare.settings import PrepareConfig
 from pretune.text.cleaning import apply_filters, hash_content, resolve_filters
 from pretune.text.corpora import Corpus, CorpusPart, Document, is_held_out
 from pretune.text.corpora.document import split_pieces
@@ -225,11 +226,7 @@ class EncoderSetup:
 
     tokenizer: Path
     dtype: str
-    clean: tuple[str, ...]
-    near_threshold: float | None
-    lang: str
-    sentences: str
-    holdout: float  # 0 if the user gave validation text
+    settings: PrepareConfig  # with a `holdout` of 0 if the user gave validation text
 
     def start(self) -> Callable[[WorkUnit], Chunk]:
         """Load the tokenizer and the filters, and return the encoder."""
@@ -263,11 +260,12 @@ class UnitEncoder:
     """Converts work units to chunks. Stateless: a chunk depends on its unit and the setup only."""
 
     def __init__(self, setup: EncoderSetup) -> None:
-        self._setup = setup
+        self._dtype, self._settings = setup.dtype, setup.settings
         self._tokenizer = Tokenizer.load(setup.tokenizer)
-        self._filters = [pair for name in setup.clean for pair in resolve_filters(name)]
-        self._near_duplicates = None if setup.near_threshold is None else NearDuplicates(setup.near_threshold)
-        self._splitter = SPLITTERS.get(setup.sentences)
+        self._filters = [pair for name in setup.settings.clean for pair in resolve_filters(name)]
+        near = setup.settings.near
+        self._near_duplicates = None if near is None else NearDuplicates(near)
+        self._splitter = SPLITTERS.get(setup.settings.sentences)
 
     def __call__(self, unit: WorkUnit) -> Chunk:
         counts, languages = Counter[str](), Counter[str]()
@@ -275,7 +273,7 @@ class UnitEncoder:
         documents: list[_UnitDocument] = []
         characters = 0  # including dropped documents
         for source, run in unit.iter_documents(counts):
-            detectors = [_LanguageDetector(self._setup.lang) for _ in ("first side", "second side")]
+            detectors = [_LanguageDetector(self._settings.lang) for _ in ("first side", "second side")]
             for sides in run:
                 characters += sum(map(len, sides))
                 clean_sides = tuple(apply_filters(text, self._filters, counts) or "" for text in sides)
@@ -304,7 +302,9 @@ class UnitEncoder:
             words=np.packbits(words),
             sources=np.array([document.source for document in documents], dtype=np.uint16),
             keys=digests_to_keys(map(_hash_piece if piece else hash_content, wholes)),
-            is_held_out=np.array([unit.valid or is_held_out(text, self._setup.holdout) for text in wholes], dtype=bool),
+            is_held_out=np.array(
+                [unit.valid or is_held_out(text, self._settings.holdout) for text in wholes], dtype=bool
+            ),
             sizes=np.array([len("".join(document.sides).encode()) for document in documents], dtype=np.int64),
             signatures=self._compute_signatures(wholes),
             is_unfinished=unit.is_unfinished,
@@ -330,7 +330,7 @@ class UnitEncoder:
         lengths = np.bincount(np.array(owner, dtype=np.int64), per_block, len(texts)).astype(np.int64)
         block_starts = np.cumsum([0, *map(len, blocks[:-1])]) if blocks else np.zeros(0, dtype=np.int64)
         begins = np.maximum.accumulate(encoding.starts + np.repeat(block_starts, per_block))
-        return lengths, encoding.ids.astype(self._setup.dtype), encoding.word_start, begins
+        return lengths, encoding.ids.astype(self._dtype), encoding.word_start, begins
 
     def _find_sentences(self, documents: Sequence[_UnitDocument], begins: Ints) -> Ints:
         """Return the indices of the tokens that start a sentence."""

@@ -5,6 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -89,11 +90,7 @@ def prepare(
         setup = EncoderSetup(
             tokenizer=folder / "tokenizer",
             dtype=choose_token_dtype(loaded_tokenizer.vocab),
-            clean=settings.clean,
-            near_threshold=settings.near,
-            lang=settings.lang,
-            sentences=settings.sentences,
-            holdout=0.0 if valid_corpus else settings.holdout,
+            settings=replace(settings, holdout=0.0) if valid_corpus else settings,
         )
         with StageWriter(stage) as writer:
             with snapshot.guard():  # the published text is the hashed text

@@ -111,7 +111,7 @@ class Recipe:
         new_values, old_values = to_dict(self.settings), to_dict(previous.settings)
         for name in new_values:
             if new_values[name] != old_values[name]:
-                return f"{name} is {_format_value(new_values[name])}, it was {_format_value(old_values[name])}"
+                return f"{name} is {format_value(new_values[name])}, it was {format_value(old_values[name])}"
         change = _describe_source_change("", self.train, previous.train)
         return change or _describe_source_change("validation ", self.valid, previous.valid)
 
@@ -154,7 +154,8 @@ def _describe_source_change(
     return None if list(current) == list(previous) else f"the order of the {kind}sources has changed"
 
 
-def _format_value(value: object) -> str:
+def format_value(value: object) -> str:
+    """Return a setting as text."""
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else "none" if value is None else str(value)
 
 
