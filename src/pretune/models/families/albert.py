@@ -192,11 +192,6 @@ albert = Family(
         },
         task_heads=define_encoder_heads("Albert", {"dense": "albert.pooler", "out": "classifier"}, POOLER),
         supports_cache=False,
-        presence_keys={
-            "pooler": "albert.pooler.weight",
-            "pair": "sop_classifier.classifier.weight",
-            "head": "predictions.bias",
-        },
         duplicates={"predictions.bias": "predictions.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=_build_rules,

@@ -117,11 +117,6 @@ bert = Family(
             "BertModel": frozenset({"pooler"}),
         },
         task_heads=define_encoder_heads("Bert", {"dense": "bert.pooler.dense", "out": "classifier"}, POOLER),
-        presence_keys={
-            "pooler": "bert.pooler.dense.weight",
-            "pair": "cls.seq_relationship.weight",
-            "head": "cls.predictions.bias",
-        },
         duplicates={"cls.predictions.bias": "cls.predictions.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids", r"fit_denses?\..*"),
         rules=(

@@ -363,11 +363,6 @@ deberta = Family(
             CONTEXT_POOLER,
             keys=(FixedKey("pooler_hidden_act", ("gelu",)),),
         ),
-        presence_keys={
-            "head": f"{OLD_HEAD}.bias",
-            "detector": "mask_predictions.dense.weight",
-            "mask_decoder": f"{BODY}embeddings.position_embeddings.weight",
-        },
         duplicates={f"{OLD_HEAD}.bias": f"{OLD_HEAD}.decoder.bias"},
         aliases={
             **{f"{NEW_HEAD}.{part}": f"{OLD_HEAD}.transform.{part}" for part in ("dense.weight", "dense.bias")},

@@ -71,7 +71,6 @@ distilbert = Family(
         classes={"DistilBertForMaskedLM": frozenset({"head"}), "DistilBertModel": frozenset()},
         task_heads=define_encoder_heads("DistilBert", {"dense": "pre_classifier", "out": "classifier"}, FIRST_TOKEN),
         supports_cache=False,
-        presence_keys={"head": "vocab_transform.weight"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=make_rules(
             {

@@ -129,7 +129,6 @@ electra = Family(
                 "choice", {"dense": "sequence_summary.summary", "out": "classifier"}, FIRST_TOKEN, keys=SUMMARY_KEYS
             ),
         },
-        presence_keys={"detector": "discriminator_predictions.dense.weight", "head": "generator_lm_head.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(
             *make_rules(

@@ -251,7 +251,6 @@ modernbert = Family(
             "ModernBertForQuestionAnswering": _define_head("span"),
             "ModernBertForMultipleChoice": _define_head("choice"),
         },
-        presence_keys={"head": "head.dense.weight"},
         skipped_tensors=(r".*rotary_emb\..*inv_freq",),
         rules=(
             Rule(

@@ -109,7 +109,6 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
                 "choice", {"dense": "roberta.pooler.dense", "out": "classifier"}, POOLER
             ),
         },
-        presence_keys={"pooler": "roberta.pooler.dense.weight", "head": "lm_head.dense.weight"},
         duplicates={"lm_head.bias": "lm_head.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
         rules=(

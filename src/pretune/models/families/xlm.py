@@ -143,7 +143,6 @@ xlm = Family(
             "XLMForQuestionAnsweringSimple": define_head("span", {"out": "qa_outputs"}),
             **define_token_heads("XLM", spans=None),
         },
-        presence_keys={"head": "pred_layer.proj.bias"},
         skipped_tensors=(r".*position_ids",),
         rules=make_rules(
             {

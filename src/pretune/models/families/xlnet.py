@@ -149,7 +149,6 @@ xlnet = Family(
             "XLNetForQuestionAnsweringSimple": define_head("span", {"out": "qa_outputs"}),
             **define_token_heads("XLNet", spans=None),
         },
-        presence_keys={"head": "lm_loss.bias"},
         rules=(
             *(Rule(f"encoder.{{i}}.attention.{p}.weight", f"{ATTENTION}.{p}", HeadPacking()) for p in "qkvr"),
             Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", HeadPacking(is_transposed=False)),

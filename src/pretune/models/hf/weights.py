@@ -243,7 +243,6 @@ class Layout:
     aliases: Mapping[str, str] = field(default_factory=dict)  # other name of a tensor -> the one of the rules
     omitted_parts: Mapping[str, str] = field(default_factory=dict)  # part that the reference ignores -> description
     zeros: tuple[str, ...] = ()  # tensors that are zero if missing
-    presence_keys: Mapping[str, str] = field(default_factory=dict)  # part -> tensor whose presence shows it
     task_heads: Mapping[str, HeadLayout] = field(default_factory=dict)  # class with a task head -> its layout
     supports_cache: bool = True  # False: the reference has no KV cache
     has_encoder_class: bool = False  # an encoder-decoder with a class of its encoder alone, which embeds texts
@@ -312,6 +311,20 @@ class Layout:
     def head(self) -> str:
         """Name of the tensor of the vocabulary matrix, which is written only if untied."""
         return self._get_tensor_name("head.weight")
+
+    @cached_property
+    def presence_keys(self) -> dict[str, str]:
+        """Parts that tensors can show -> the tensor whose presence shows it; a matrix alone may be tied."""
+        head = self.base.head
+        marks = {
+            "head": "head.transform.dense.{p}" if head and head.transform else "head.bias",
+            "pooler": "pooler.dense.{p}",
+            "pair": "pair.{p}",
+            "detector": "detector.dense.{p}",
+            "mask_decoder": "mask_decoder.positions.weight",
+        }
+        parts = self.base.parts - ({"head"} if head and not head.transform and head.bias != "learned" else set())
+        return {part: self._get_tensor_name(marks[part]).replace("{p}", "weight") for part in parts}
 
     def _get_tensor_name(self, param_name: str) -> str:
         return next(rule.tensor_name for rule in self.get_rules(self.base) if rule.param_names == param_name)
