@@ -138,10 +138,7 @@ class TestFlops:
             assert actual == (length / 2 if causal else length)
 
     @given(
-        depth=st.integers(1, 40),
-        share=st.integers(1, 40) | st.none(),
-        kinds=st.integers(1, 4),
-        size=st.integers(1, 3),
+        depth=st.integers(1, 40), share=st.integers(1, 40) | st.none(), kinds=st.integers(1, 4), size=st.integers(1, 3)
     )
     def test_every_layer_is_counted_once(self, depth: int, share: int | None, kinds: int, size: int) -> None:
         stack = catalog.resolve("bert-tiny").encoder

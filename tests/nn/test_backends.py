@@ -1,7 +1,7 @@
 """All attention backends compute one thing: what a loop over sequences computes in double precision."""
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from pretune.nn.attention_mask import (
     MAX_BIAS_LENGTH,
     MAX_TILE_HEAD_WIDTH,
     MIN_SPARSE_LENGTH,
+    BackendRequirements,
     MaskKind,
     MaskSpec,
     build_context,
@@ -315,15 +316,15 @@ GPU = {**CPU, "device": "cuda", "half": True}
     ],
 )
 def test_pick(given: dict[str, Any], expected: str) -> None:
-    assert choose_backend(**given) == expected
+    assert choose_backend(BackendRequirements(**given)) == expected
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "varlen", "flex"])
 def test_scores_of_distances_are_refused(backend: Any) -> None:
     """Where a kernel has no place for them."""
-    facts: Any = {**GPU, "distances": True, "one_per_row": True}
-    assert find_unsupported(backend, **facts) == "scores of distances"
-    assert find_unsupported("tiles", **facts) is None
+    needs = BackendRequirements(**{**GPU, "distances": True, "one_per_row": True})
+    assert find_unsupported(backend, needs) == "scores of distances"
+    assert find_unsupported("tiles", needs) is None
 
 
 def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
@@ -333,9 +334,9 @@ def test_pick_never_asks_for_what_a_backend_cannot_do() -> None:
         ("cpu", "cuda"), flags, flags, lengths, flags, flags, flags, windows, (0.0, 0.1), flags, (0, 3), (64, 256)
     ):
         device, half, whole, length, bias, prefix, view, window, dropout, weights, ahead, head = values
-        facts: Any = dict(zip(CPU, values, strict=True))
-        chosen = choose_backend(**facts)
-        assert find_unsupported(chosen, **facts) is None
+        needs = BackendRequirements(**dict(zip(CPU, values, strict=True)))
+        chosen = choose_backend(needs)
+        assert find_unsupported(chosen, needs) is None
         assert (chosen == "eager") == weights
         if chosen in ("varlen", "flex"):
             assert dropout == 0 and device == "cuda"
@@ -425,9 +426,9 @@ def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """The facts of the batch and the spec; of several blocks with one window, the highest dropout."""
     asked: list[dict[str, Any]] = []
 
-    def watch(**given: Any) -> Any:
-        asked.append(given)
-        return choose_backend(**given)
+    def watch(needs: BackendRequirements) -> Any:
+        asked.append(asdict(needs))
+        return choose_backend(needs)
 
     monkeypatch.setattr(stack_module, "choose_backend", watch)
     spec = resolve("gpt2", {**SMALL, "dropout": 0.0})
@@ -453,7 +454,9 @@ def test_pick_is_told_what_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_pick_is_told_of_biases_and_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(stack_module, "choose_backend", lambda **given: asked.append(given) or choose_backend(**given))
+    monkeypatch.setattr(
+        stack_module, "choose_backend", lambda needs: asked.append(asdict(needs)) or choose_backend(needs)
+    )
     model = build(config.replace(resolve("t5", SMALL), {"decoder.blocks.0.cross.dropout": 0.3})).train()
     model(pt.batch(source=[[1] * 9, [2] * 9], target=[[1, 2], [3, 4]]))
     encoder, decoder, across = asked

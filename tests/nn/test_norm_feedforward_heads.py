@@ -75,24 +75,21 @@ def test_activations() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])
-def test_plain(activation: Any, bias: bool) -> None:
-    spec = FeedForward(hidden=7, activation=activation, bias=bias)
+@pytest.mark.parametrize(
+    ("activation", "gated"),
+    [("relu", False), ("gelu_tanh", False), ("silu", True), ("gelu", True), ("gelu_tanh", True)],
+)
+def test_feedforward(activation: Any, gated: bool, bias: bool) -> None:
+    """Plain, or SwiGLU and GEGLU: the activation is on the gate, not on the other half."""
+    spec = FeedForward(hidden=7, activation=activation, gated=gated, bias=bias)
     module = random(spec.build(width=12))
-    hidden = BY_HAND[activation](X @ module.up.weight.T + (module.up.bias if bias else 0))
-    close(module(X), hidden @ module.down.weight.T + (module.down.bias if bias else 0))
-    assert numel(module) == spec.params(width=12)
 
+    def project(layer: Any, x: Tensor) -> Tensor:
+        return x @ layer.weight.T + (layer.bias if bias else 0)
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh"])
-def test_gated(activation: Any, bias: bool) -> None:
-    """SwiGLU and GEGLU: the activation is on the gate, not on the other half."""
-    spec = FeedForward(hidden=7, activation=activation, gated=True, bias=bias)
-    module = random(spec.build(width=12))
-    gate = X @ module.gate.weight.T + (module.gate.bias if bias else 0)
-    up = X @ module.up.weight.T + (module.up.bias if bias else 0)
-    close(module(X), BY_HAND[activation](gate) * up @ module.down.weight.T + (module.down.bias if bias else 0))
+    up = project(module.up, X)
+    hidden = BY_HAND[activation](project(module.gate, X)) * up if gated else BY_HAND[activation](up)
+    close(module(X), project(module.down, hidden))
     assert numel(module) == spec.params(width=12)
 
 

@@ -7,7 +7,7 @@ queries and keys, R row length, H heads, P learned prefix keys.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any, Literal, NotRequired, TypedDict, Unpack
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -100,7 +100,8 @@ def may_attend(
     return is_allowed | (q_sequence < 0)
 
 
-class BackendRequirements(TypedDict):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRequirements:
     """Facts that determine the backend: device, batch layout and required features."""
 
     device: str
@@ -115,58 +116,49 @@ class BackendRequirements(TypedDict):
     weights: bool  # return them
     prefix_length: int  # learned keys before each sequence
     head: int  # width of a head
-    distances: NotRequired[bool]  # scores of distances that depend on the content
+    distances: bool = False  # scores of distances that depend on the content
 
 
-def choose_backend(**requirements: Unpack[BackendRequirements]) -> Backend:
+def choose_backend(needs: BackendRequirements) -> Backend:
     """Return the fastest backend that supports all requirements.
 
     `varlen` and `flex` have no attention dropout; `varlen` and `tiles` need half precision.
     """
-    fast = (
-        requirements["device"] == "cuda"
-        and requirements["length"] >= MIN_SPARSE_LENGTH
-        and requirements["dropout"] == 0
-    )
-    if requirements["weights"]:
+    fast = needs.device == "cuda" and needs.length >= MIN_SPARSE_LENGTH and needs.dropout == 0
+    if needs.weights:
         return "eager"
-    if requirements.get("distances"):
+    if needs.distances:
         return "rows"
-    if find_unsupported("tiles", **requirements) is None and (
-        requirements["bias"] or (find_unsupported("sdpa", **requirements) is not None and not fast)
-    ):
+    has_sdpa = find_unsupported("sdpa", needs) is None
+    if find_unsupported("tiles", needs) is None and (needs.bias or not (has_sdpa or fast)):
         return "tiles"
-    if requirements["bias"] or requirements["prefix"] or requirements["view"]:
+    if needs.bias or needs.prefix or needs.view:
         return "flex" if fast else "rows"
-    if find_unsupported("sdpa", **requirements) is None:
+    if has_sdpa:
         return "sdpa"
-    if requirements["prefix_length"]:
+    if needs.prefix_length:
         return "flex" if fast else "rows"
-    return "varlen" if fast and requirements["half"] else "rows"
+    return "varlen" if fast and needs.half else "rows"
 
 
-def find_unsupported(backend: Backend, **requirements: Unpack[BackendRequirements]) -> str | None:
+def find_unsupported(backend: Backend, needs: BackendRequirements) -> str | None:
     """Return a required feature that a backend does not support, or None."""
-    has_window = (
-        requirements["window"] is not None
-        and requirements["window"] < requirements["length"] + requirements["prefix_length"]
-    )
-    half = requirements["device"] == "cuda" and requirements["half"]
+    has_window = needs.window is not None and needs.window < needs.length + needs.prefix_length
+    half = needs.device == "cuda" and needs.half
     missing = {
-        "attention weights": requirements["weights"] and backend != "eager",
-        "attention dropout": requirements["dropout"] > 0 and backend in ("varlen", "flex"),
-        "learned keys": requirements["prefix_length"] > 0 and backend in ("varlen", "tiles"),
-        "scores of distances": requirements.get("distances", False) and backend not in ("rows", "tiles", "eager"),
-        "a window on scores of distances": requirements.get("distances", False) and has_window and backend == "tiles",
-        "a position bias": requirements["bias"] and backend in ("sdpa", "varlen"),
-        "a prefix": requirements["prefix"] and backend in ("sdpa", "varlen", "tiles"),
-        "a mask per sequence": requirements["view"] and backend in ("sdpa", "varlen", "tiles"),
-        "several sequences in a row, or a window": backend == "sdpa"
-        and (has_window or not requirements["one_per_row"]),
+        "attention weights": needs.weights and backend != "eager",
+        "attention dropout": needs.dropout > 0 and backend in ("varlen", "flex"),
+        "learned keys": needs.prefix_length > 0 and backend in ("varlen", "tiles"),
+        "scores of distances": needs.distances and backend not in ("rows", "tiles", "eager"),
+        "a window on scores of distances": needs.distances and has_window and backend == "tiles",
+        "a position bias": needs.bias and backend in ("sdpa", "varlen"),
+        "a prefix": needs.prefix and backend in ("sdpa", "varlen", "tiles"),
+        "a mask per sequence": needs.view and backend in ("sdpa", "varlen", "tiles"),
+        "several sequences in a row, or a window": backend == "sdpa" and (has_window or not needs.one_per_row),
         "a device other than CUDA in half precision": backend in ("varlen", "tiles") and not half,
-        f"heads wider than {MAX_TILE_HEAD_WIDTH}": requirements["head"] > MAX_TILE_HEAD_WIDTH and backend == "tiles",
-        f"a bias over rows longer than {MAX_BIAS_LENGTH}": requirements["bias"]
-        and requirements["length"] > MAX_BIAS_LENGTH
+        f"heads wider than {MAX_TILE_HEAD_WIDTH}": needs.head > MAX_TILE_HEAD_WIDTH and backend == "tiles",
+        f"a bias over rows longer than {MAX_BIAS_LENGTH}": needs.bias
+        and needs.length > MAX_BIAS_LENGTH
         and backend == "tiles",
     }
     return next((feature for feature, is_missing in missing.items() if is_missing), None)

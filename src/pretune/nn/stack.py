@@ -345,23 +345,23 @@ class TransformerStack(LayerStack[TransformerBlock]):
     def _build_context(
         self, queries: Batch, keys: Batch, mask_spec: MaskSpec, dropout: float, dtype: torch.dtype, flags: OutputFlags
     ) -> AttentionContext:
-        facts: BackendRequirements = {
-            "device": queries.tokens.device.type,
-            "half": dtype in (torch.float16, torch.bfloat16),
-            "one_per_row": queries.one_per_row and keys.one_per_row,
-            "length": max(queries.length, keys.length),
-            "bias": mask_spec.bias is not None,
-            "prefix": queries.prefix is not None and mask_spec.causal,
-            "view": queries.view is not None and queries is keys,
-            "window": mask_spec.window,
-            "dropout": dropout if self.training else 0.0,
-            "weights": flags.attention,
-            "prefix_length": mask_spec.prefix_length,
-            "head": self[0].attention.head,
-            "distances": self._has_position("distance") and queries is keys,
-        }
-        backend: Backend = choose_backend(**facts) if flags.backend is None or flags.attention else flags.backend
-        missing = find_unsupported(backend, **facts)
+        needs = BackendRequirements(
+            device=queries.tokens.device.type,
+            half=dtype in (torch.float16, torch.bfloat16),
+            one_per_row=queries.one_per_row and keys.one_per_row,
+            length=max(queries.length, keys.length),
+            bias=mask_spec.bias is not None,
+            prefix=queries.prefix is not None and mask_spec.causal,
+            view=queries.view is not None and queries is keys,
+            window=mask_spec.window,
+            dropout=dropout if self.training else 0.0,
+            weights=flags.attention,
+            prefix_length=mask_spec.prefix_length,
+            head=self[0].attention.head,
+            distances=self._has_position("distance") and queries is keys,
+        )
+        backend: Backend = choose_backend(needs) if flags.backend is None or flags.attention else flags.backend
+        missing = find_unsupported(backend, needs)
         if missing:
             raise UsageError(f"attention_backend '{backend}' does not support {missing}; unset it, or use 'rows'")
         context = build_context(queries, keys, mask_spec, backend, dtype)
