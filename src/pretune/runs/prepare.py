@@ -26,7 +26,7 @@ from pretune.tasks.task import Task, load_task
 from pretune.tasks.types import has_answer
 from pretune.text.corpora.document import Document
 from pretune.text.corpora.file_discovery import make_pair_document
-from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, stamp_file
+from pretune.text.corpora.items import CorpusItem, Span, Stamp, WholeItem, stamp_file
 from pretune.text.corpora.streams import Errors
 
 TASK_PREFIX = "task:"
@@ -115,7 +115,7 @@ def _open_tasks(names: Sequence[StrPath], data: StrPath | None) -> list[StrPath 
 
 
 @dataclass(frozen=True, slots=True)
-class TaskPairs:
+class TaskPairs(WholeItem):
     """Split of a task as pairs of source and target, by its template."""
 
     name: str  # as passed
@@ -143,9 +143,6 @@ class TaskPairs:
                 counts["unlabelled_examples"] += 1
             else:
                 yield from make_pair_document(text, target, source, f"{self.name}:{number}", counts)
-
-    def plan_spans(self, n_bytes: int) -> list[Span]:
-        return [FULL_SPAN]
 
     def compute_identity(self) -> list[object]:
         """Return the template and hashes of all splits, since one may be split off another."""

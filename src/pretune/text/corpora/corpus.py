@@ -23,14 +23,14 @@ from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN
 from pretune.text.corpora.document import Document, DocumentBoundary, choose_field
 from pretune.text.corpora.file_discovery import PAIR, FileFinder, format_path, open_pairs
-from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, make_documents
+from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, WholeItem, make_documents
 from pretune.text.corpora.streams import Errors
 
 HUB = "hf:"
 
 
 @dataclass(frozen=True, slots=True)
-class HubDataset:
+class HubDataset(WholeItem):
     """A dataset of the Hub, and the column to read."""
 
     name: str  # as typed
@@ -46,9 +46,6 @@ class HubDataset:
 
     def read_documents(self, source: int, span: Span, errors: Errors, counts: Counter[str]) -> Iterator[Document]:
         return make_documents(self._read_texts(), source, f"{self.name}:row ", counts)
-
-    def plan_spans(self, n_bytes: int) -> list[Span]:
-        return [FULL_SPAN]
 
     def compute_identity(self) -> list[object]:
         return [self.name, self.path, self.config, self.split, self.column, *self.facts]

@@ -24,7 +24,7 @@ from typing import Literal
 from pretune.core.errors import DataError, UsageError, get_file_type, suggest_file
 from pretune.text.corpora.document import MAX_CHARACTERS, Document, DocumentBoundary, UnfitError
 from pretune.text.corpora.format_detection import detect_format
-from pretune.text.corpora.items import FULL_SPAN, CorpusFile, Span, Stamp
+from pretune.text.corpora.items import FULL_SPAN, CorpusFile, Span, Stamp, WholeItem
 from pretune.text.corpora.streams import Errors
 
 _KERNEL_FOLDERS = ("/proc/", "/sys/")  # virtual file systems
@@ -161,7 +161,7 @@ HALF_PAIRS = "half_pairs"
 
 
 @dataclass(frozen=True, slots=True)
-class ParallelFiles:
+class ParallelFiles(WholeItem):
     """Two files with the same number of rows, or two columns of one."""
 
     name: str
@@ -182,9 +182,6 @@ class ParallelFiles:
                     continue  # blank lines at the end
                 raise DataError(f"{location}: {short.name} has fewer rows; both sides need the same number")
             yield from make_pair_document(first_text, second_text, source, location, counts)
-
-    def plan_spans(self, n_bytes: int) -> list[Span]:
-        return [FULL_SPAN]
 
     def compute_identity(self) -> list[object]:
         return [self.name, self.first.compute_identity(), self.second.compute_identity()]

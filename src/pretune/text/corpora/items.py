@@ -100,6 +100,15 @@ class CorpusItem(Protocol):
         """Return the stamps of its files, as of opening."""
 
 
+class WholeItem:
+    """Item that one process reads as a whole."""
+
+    __slots__ = ()
+
+    def plan_spans(self, n_bytes: int) -> list[Span]:
+        return [FULL_SPAN]
+
+
 @dataclass(frozen=True, slots=True)
 class CorpusFile:
     """A file with its format."""
