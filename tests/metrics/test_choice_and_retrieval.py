@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from pretune.core.errors import DataError
 from pretune.metrics.classification import calibration_error, choice_accuracy
-from pretune.metrics.numeric import bits, perplexity
-from pretune.metrics.retrieval import mrr, ndcg, recall
+from pretune.metrics.numeric import bits, mrr, ndcg, perplexity, recall
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.permutations([0.1, 0.2, 0.7])), min_size=1, max_size=20))

@@ -1,5 +1,6 @@
 """From what a model says to scores: gold is perfect, order and batches do not matter, thresholds, groups, and a fit."""
 
+from copy import deepcopy
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from pretune.core.errors import DataError, UsageError
 from pretune.metrics import compute_suite_averages, get_headline
 from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import EncodingRules
 from pretune.tasks.example import AnswerCandidate, Example, Prediction
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
@@ -53,17 +55,12 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
     single_predictions = [
         predict(model, encoder, [replace(example, label=None, target=None)], tokens=8)[0] for example in examples[:3]
     ]
-    for batch_prediction, single_prediction in zip(predictions, single_predictions, strict=False):
-        assert (batch_prediction.label, batch_prediction.text, batch_prediction.tags, batch_prediction.span) == (
-            single_prediction.label,
-            single_prediction.text,
-            single_prediction.tags,
-            single_prediction.span,
-        )
-        np.testing.assert_allclose(batch_prediction.probabilities, single_prediction.probabilities, atol=1e-5)
-        assert batch_prediction.value == pytest.approx(single_prediction.value, abs=1e-5)
-        if batch_prediction.probabilities and kind != "multi-label":
-            assert sum(batch_prediction.probabilities) == pytest.approx(1, abs=1e-6)
+    for packed, one in zip(predictions, single_predictions, strict=False):
+        assert (packed.label, packed.text, packed.tags, packed.span) == (one.label, one.text, one.tags, one.span)
+        np.testing.assert_allclose(packed.probabilities, one.probabilities, atol=1e-5)
+        assert packed.value == pytest.approx(one.value, abs=1e-5)
+        if packed.probabilities and kind != "multi-label":
+            assert sum(packed.probabilities) == pytest.approx(1, abs=1e-6)
     assert get_headline(score(task, examples, predictions)) <= 1
     assert all(get_type(task).outputs.format(task, prediction) for prediction in predictions)
 
@@ -74,31 +71,23 @@ def test_one_prediction_for_each_example_however_they_are_packed(shape: str, kin
 )
 def test_eight_rows_are_learnt(shape: str, kind: str) -> None:
     task = task_of(kind)
-    model = model_for(shape, task)
+    model = deepcopy(model_for(shape, task))  # the body is shared
     work = ModelWithLoss(model, model.spec)
-    initial_state = {name: value.clone() for name, value in model.state_dict().items()}
-    try:
-        stream = TaskStream(TaskEncoder.from_task(task, model, max_length=32).encode(examples_of(kind)), batch=8)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
-        losses = take_steps(optimizer, lambda step: work(stream[step]).mean(), 12)
-        assert min(losses[-3:]) < 0.9 * losses[0]
-    finally:
-        model.load_state_dict(initial_state)  # the body is shared
+    stream = TaskStream(TaskEncoder.from_task(task, model, max_length=32).encode(examples_of(kind)), batch=8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
+    losses = take_steps(optimizer, lambda step: work(stream[step]).mean(), 12)
+    assert min(losses[-3:]) < 0.9 * losses[0]
 
 
 @pytest.mark.parametrize("shape", ["bert", pytest.param("t5", marks=pytest.mark.slow)])
 def test_a_fitted_model_says_what_it_has_learnt(shape: str) -> None:
     task, examples = task_of("classification"), examples_of("classification")[4:]
-    model = model_for(shape, task)
-    initial_state = {name: value.clone() for name, value in model.state_dict().items()}
-    try:
-        encoder = TaskEncoder.from_task(task, model, max_length=32)
-        stream = TaskStream(encoder.encode(examples), batch=4, seed=0)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
-        take_steps(optimizer, lambda step: model.spec.loss(model, stream[step]).mean(), 80)
-        assert score(task, examples, predict(model, encoder, examples))["accuracy"] == 1.0
-    finally:
-        model.load_state_dict(initial_state)
+    model = deepcopy(model_for(shape, task))
+    encoder = TaskEncoder.from_task(task, model, max_length=32)
+    stream = TaskStream(encoder.encode(examples), batch=4, seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
+    take_steps(optimizer, lambda step: model.spec.loss(model, stream[step]).mean(), 80)
+    assert score(task, examples, predict(model, encoder, examples))["accuracy"] == 1.0
 
 
 def test_the_best_span_is_the_best_of_all() -> None:
@@ -157,21 +146,17 @@ def test_groups_options_and_answers_are_scored_as_published() -> None:
     assert score(record, questions, [Prediction(text="Nina")])["f1"] == pytest.approx(2 / 3)
 
 
+def parse(rules: EncodingRules, text: str) -> Prediction:
+    """What a generated text stands for."""
+    return get_type(rules.task).outputs.parse_answer(rules, Example(text=""), text)
+
+
 def test_what_is_written_stands_for_a_label_or_nothing() -> None:
     rules = encoder_for("t5", task_of("classification")).rules
-    assert get_type(rules.task).outputs.parse_answer(rules, Example(text=""), " positive ").label == 1
-    assert get_type(rules.task).outputs.parse_answer(rules, Example(text=""), "posit").label is None
+    assert parse(rules, " positive ").label == 1 and parse(rules, "posit").label is None
     assert score(rules.task, [Example(text="", label=1)] * 2, [Prediction(label=1), Prediction()])["accuracy"] == 0.5
     score_rules = encoder_for("t5", task_of("regression")).rules
-    assert [
-        get_type(score_rules.task).outputs.parse_answer(score_rules, Example(text=""), text).value
-        for text in ("3.2", "9", "nan", "much")
-    ] == [
-        3.2,
-        5.0,
-        2.5,
-        2.5,
-    ]
+    assert [parse(score_rules, text).value for text in ("3.2", "9", "nan", "much")] == [3.2, 5.0, 2.5, 2.5]
 
 
 @pytest.mark.parametrize(("kind", "lowercase"), [("unigram", True), ("wordpiece", False), ("wordpiece", True)])
@@ -182,17 +167,14 @@ def test_labels_are_compared_as_the_tokenizer_decodes_them(kind: str, lowercase:
     for label, target in enumerate(targets):
         ids = rules.tokenizer.encode(target, add_special_tokens=False)[: rules.max_new_tokens]
         answer = rules.tokenizer.decode(ids, special=False)
-        assert get_type(task).outputs.parse_answer(rules, Example(text=""), answer).label == label
-    assert get_type(task).outputs.parse_answer(rules, Example(text=""), "his boat").label is None
+        assert parse(rules, answer).label == label
+    assert parse(rules, "his boat").label is None
     choice_rules = replace(rules, task=replace(task_of("choice"), template=None))
     question = Example(text="", choices=("old_man", "good_film"))
     for option in (0, 1):
         answer = rules.spell(question.choices[option])
         assert CHOICE.outputs.parse_answer(choice_rules, question, answer).label == option
-    scores = replace(rules, scale=(0.0, 5.0))
-    assert (
-        get_type(task_of("regression")).outputs.parse_answer(scores, Example(text=""), rules.spell("1.6")).value == 1.6
-    )
+    assert parse(replace(rules, task=task_of("regression"), scale=(0.0, 5.0)), rules.spell("1.6")).value == 1.6
 
 
 @pytest.mark.parametrize("targets", [("Good", "good"), ("good", "Ω"), ("the old man " * 9 + "a", "the old man " * 9)])
@@ -225,12 +207,7 @@ def test_words_without_tokens_are_outside() -> None:
     encoder = encoder_for("bert", task, max_length=6)
     example = Example(text="", words=("Nina", "\x00", *["Paris"] * 20), tags=("B-PER", "O", *["B-LOC"] * 20))
     (prediction,) = perfect(encoder, [example])
-    assert (
-        len(prediction.tags) == 22
-        and prediction.tags[0] == "B-PER"
-        and prediction.tags[1] == "O"
-        and prediction.tags[-1] == "O"
-    )
+    assert len(prediction.tags) == 22 and prediction.tags[:2] == ("B-PER", "O") and prediction.tags[-1] == "O"
 
 
 def test_what_cannot_be_scored_is_named() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
-from pretune.tasks.example import Example
+from pretune.tasks.example import Example, Prediction
 from pretune.tasks.types import get_type
 from pretune.tasks.types.span import MAX_ANSWER_TOKENS, MAX_CANDIDATES, _score_spans
 from tests.tasks.small import TEXT, encoder_for, task_of
@@ -21,6 +21,11 @@ def encode_long_example(shape: str = "bert", **options: int) -> tuple[TaskEncode
     items = encoder.encode([LONG], training=False)
     assert len(items.sequences) > 2
     return encoder, items
+
+
+def decode(encoder: TaskEncoder, items: Items, logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> Prediction:
+    (prediction,) = get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)
+    return prediction
 
 
 def logits_of(items: Items) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
@@ -39,9 +44,8 @@ def test_an_answer_has_so_many_tokens_at_most() -> None:
     logits[0, 0] = logits[MAX_ANSWER_TOKENS, 1] = 9  # one too many
     logits[1, 0] = 8
     spans = _score_spans(logits, alignment)
-    assert max(spans)[1:] == (1, MAX_ANSWER_TOKENS) and all(
-        0 <= last - first < MAX_ANSWER_TOKENS for _, first, last in spans
-    )
+    assert max(spans)[1:] == (1, MAX_ANSWER_TOKENS)
+    assert all(0 <= last - first < MAX_ANSWER_TOKENS for _, first, last in spans)
 
 
 def test_the_best_of_all_windows_is_given_and_others_beside_it() -> None:
@@ -50,16 +54,13 @@ def test_the_best_of_all_windows_is_given_and_others_beside_it() -> None:
     weak, strong = place(items, 0), place(items, 2)
     logits[weak] = 3
     logits[strong] = 6
-    (prediction,) = get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)
-    assert (
-        prediction.span is not None
-        and prediction.text == LONG.pair[slice(*prediction.span)] == prediction.candidates[0].text
-    )  # type: ignore[index]
-    assert (prediction.candidates[0].score, prediction.candidates[1].score) == (12, 6) and len(
-        prediction.candidates
-    ) == MAX_CANDIDATES
-    assert len({candidate.text for candidate in prediction.candidates}) == MAX_CANDIDATES
-    assert prediction.candidates[1].span[0] == 0  # where the first window begins
+    prediction = decode(encoder, items, logits)
+    first, second, *_ = candidates = prediction.candidates
+    assert prediction.span is not None and LONG.pair is not None
+    assert prediction.text == LONG.pair[slice(*prediction.span)] == first.text
+    assert (first.score, second.score) == (12, 6) and len(candidates) == MAX_CANDIDATES
+    assert len({candidate.text for candidate in candidates}) == MAX_CANDIDATES
+    assert second.span[0] == 0  # where the first window begins
 
 
 @pytest.mark.parametrize("slots", [0, 3])
@@ -71,10 +72,10 @@ def test_no_answer_is_as_likely_as_in_the_window_where_it_is_least(slots: int) -
     logits[place(items, 1)] = 4
     for first, null in zip(firsts, (9, 1, *[9] * len(firsts)), strict=False):
         logits[first] = null
-    (prediction,) = get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)
+    prediction = decode(encoder, items, logits)
     assert prediction.null_score_diff == 2 - 8 and prediction.text
     logits[firsts[1]] = 5
-    (prediction,) = get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)
+    prediction = decode(encoder, items, logits)
     assert prediction.null_score_diff == 10 - 8 and prediction.text == "" and prediction.span is None
 
 
@@ -83,5 +84,5 @@ def test_a_task_in_which_every_question_has_an_answer_gives_one() -> None:
     sure = replace(encoder, rules=replace(encoder.rules, task=replace(encoder.task, metrics=("squad",))))
     logits = logits_of(items)
     logits[items.sequences.offsets[:-1]] = 9
-    assert get_type(encoder.task).outputs.decode(encoder.rules, [LONG], items, logits)[0].text == ""
-    assert get_type(sure.task).outputs.decode(sure.rules, [LONG], items, logits)[0].text != ""
+    assert decode(encoder, items, logits).text == ""
+    assert decode(sure, items, logits).text != ""

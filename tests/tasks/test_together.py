@@ -20,6 +20,7 @@ from pretune.tasks.stream import MultiTaskStream, TaskStream
 from pretune.tasks.types import score
 from pretune.training.step import ModelWithLoss
 from pretune.training.validation import LOCAL_RANK, compute_validation_loss
+from tests.contracts.tiny import take_steps
 from tests.tasks.small import body, examples_of, model_for, task_of
 
 
@@ -37,9 +38,8 @@ def test_a_prompt_stands_before_what_is_read(shape: str, kind: str) -> None:
     assert torch.isfinite(loss) and table.grad is not None and table.grad.abs().sum() > 0
     predictions = predict(model, encoder, examples)
     single_predictions = [predict(model, encoder, [example], tokens=8)[0] for example in examples[:2]]
-    assert [(prediction.text, prediction.tags) for prediction in predictions[:2]] == [
-        (prediction.text, prediction.tags) for prediction in single_predictions
-    ]
+    together, alone = ([(one.text, one.tags) for one in some] for some in (predictions[:2], single_predictions))
+    assert together == alone
     if predictions[0].span is not None:
         assert (examples[0].pair or "")[slice(*predictions[0].span)] == predictions[0].text
     score(task, examples, predictions)
@@ -101,21 +101,15 @@ def test_several_heads_on_one_body_all_learn() -> None:
     work = ModelWithLoss(model, model.spec)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     initial_state = {name: value.clone() for name, value in model.state_dict().items()}
+    batches = [stream[step] for step in range(60)]
+    assert all(int(model.spec.counts(batch)["loss"]) > 0 for batch in batches)
     losses: dict[int, list[float]] = {}
-    for step in range(60):
-        batch = stream[step]
-        assert int(model.spec.counts(batch)["loss"]) > 0
-        loss = work(batch).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.setdefault(batch.task, []).append(loss.item())
-    assert sorted(losses) == [0, 1, 2] and all(min(losses[task][-5:]) < 0.9 * losses[task][0] for task in (0, 1)), (
-        losses
-    )
-    assert all(
-        not torch.equal(value, initial_state[name]) for name, value in model.state_dict().items() if "out" in name
-    )
+    for batch, loss in zip(batches, take_steps(optimizer, lambda step: work(batches[step]).mean(), 60), strict=True):
+        losses.setdefault(batch.task, []).append(loss)
+    assert sorted(losses) == [0, 1, 2], losses
+    assert all(min(losses[task][-5:]) < 0.9 * losses[task][0] for task in (0, 1)), losses
+    outputs = [name for name in initial_state if "out" in name]
+    assert not any(torch.equal(model.state_dict()[name], initial_state[name]) for name in outputs)
     for view, encoder, kind in zip(views, encoders, kinds, strict=True):
         assert len(predict(view, encoder, examples_of(kind))) == 8
     with pytest.raises(UsageError, match=r"\b3\b"):

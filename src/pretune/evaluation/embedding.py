@@ -27,8 +27,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError, UsageError
 from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback
 from pretune.inference.search_methods import BM25, SearchResult, search_exact
-from pretune.metrics.numeric import pearson, spearman
-from pretune.metrics.retrieval import mrr, ndcg, recall
+from pretune.metrics.numeric import mrr, ndcg, pearson, recall, spearman
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.table import read_lines

@@ -67,9 +67,9 @@ METRICS: Registry[Metric] = Registry(
         "rouge_stemmed": "pretune.metrics.generation:rouge_stemmed",
         "bleu": "pretune.metrics.generation:bleu",
         "chrf": "pretune.metrics.generation:chrf",
-        "ndcg": "pretune.metrics.retrieval:ndcg",
-        "mrr": "pretune.metrics.retrieval:mrr",
-        "recall": "pretune.metrics.retrieval:recall",
+        "ndcg": "pretune.metrics.numeric:ndcg",
+        "mrr": "pretune.metrics.numeric:mrr",
+        "recall": "pretune.metrics.numeric:recall",
     },
     group="pretune.metrics",
 )
