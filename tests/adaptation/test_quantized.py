@@ -9,7 +9,7 @@ from torch import nn
 import pretune as pt
 from pretune.adaptation.adapted import adapt
 from pretune.adaptation.heads.sequence import Classification
-from pretune.adaptation.peft.io import AdapterExtras, save_adapter
+from pretune.adaptation.peft.io import save_adapter
 from pretune.adaptation.quantized import (
     FEW_ROWS,
     Linear8bit,
@@ -81,7 +81,7 @@ def test_an_adapter_is_merged_first(tmp_path: Path) -> None:
         for parameter in model.parameters():
             if parameter.requires_grad:
                 parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(4))
-    save_adapter(model, method, tmp_path / "lora", extras=AdapterExtras(base=str(tmp_path / "base")))
+    save_adapter(model, method, tmp_path / "lora", base=str(tmp_path / "base"))
     merged, small = pt.load(tmp_path / "lora"), pt.load(tmp_path / "lora", quantize="int8")
     method.merge(merged)
     quantize_model(merged, "int8")

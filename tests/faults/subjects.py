@@ -120,12 +120,12 @@ def make_adapter(folder: Path) -> None:
 
 def make_peft(folder: Path) -> None:
     """An adapter of another library, on a saved model."""
-    from pretune.adaptation.peft.io import AdapterExtras, save_adapter
+    from pretune.adaptation.peft.io import save_adapter
     from pretune.adaptation.peft.lora import LoRA
 
     model, method = encoder(), LoRA(rank=2)
     method.apply(model)
-    save_adapter(model, method, folder, extras=AdapterExtras(base=str(Path("reader").absolute())))
+    save_adapter(model, method, folder, base=str(Path("reader").absolute()))
     (folder / "adapter.json").unlink()
     (folder / "MANIFEST.json").unlink(missing_ok=True)
 

@@ -21,7 +21,6 @@ from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, is_adapt
 from pretune.adaptation.peft.io import (
     ADAPTER_FILE,
     PEFT_CONFIG_FILE,
-    AdapterExtras,
     AdapterFile,
     check_base,
     compute_fingerprint,
@@ -101,12 +100,9 @@ def save_with_adapter(
     if source is not None and not is_hub(source) and Path(source).resolve() == Path(directory).resolve():
         raise UsageError(f"cannot save '{directory}': it is the base model of this adapter; choose another directory")
     is_stored = source is not None and _has_weights(source, body, method)
-    extras = AdapterExtras(
-        base=source if is_stored else None, base_model=None if is_stored else _rebuild_base(body, method)
-    )
-    if isinstance(model, ModelWithHead):
-        extras = replace(extras, head=model.head, task=model.spec, layout=export_head(model))
-    save_adapter(body, method, directory, extras=extras, overwrite=overwrite)
+    base_model = None if is_stored else _rebuild_base(body, method)
+    base = source if is_stored else None
+    save_adapter(model, method, directory, base=base, base_model=base_model, overwrite=overwrite)
 
 
 def _has_weights(source: str, model: LanguageModel, method: PeftMethod) -> bool:

@@ -20,7 +20,7 @@ from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
-from pretune.adaptation.peft.io import AdapterExtras, save_adapter
+from pretune.adaptation.peft.io import save_adapter
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.models.model import LanguageModel
 from pretune.training.loop import Hook
@@ -81,6 +81,4 @@ def save(
     if isinstance(method, Full | Frozen | Gradual):
         io.save(model, directory, overwrite=overwrite)
         return
-    path = None if base is None else str(base)
-    extras = AdapterExtras(head=model.head, task=model.spec, base=path, layout=io.export_head(model))
-    save_adapter(model.model, method, directory, extras=extras, overwrite=overwrite)
+    save_adapter(model, method, directory, base=None if base is None else str(base), overwrite=overwrite)

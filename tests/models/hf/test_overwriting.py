@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer, models
 
 import pretune as pt
-from pretune.adaptation.peft.io import HEAD_FILE, AdapterExtras, save_adapter
+from pretune.adaptation.peft.io import HEAD_FILE, save_adapter
 from pretune.core import io
 from pretune.core.errors import ResourceError, UsageError
 from pretune.models import catalog
@@ -60,7 +60,7 @@ def test_a_model_replaces_an_adapter(tmp_path: Path) -> None:
     adapted, method = pt.load(tmp_path / "base"), pt.LoRA(rank=2)
     assert isinstance(adapted, LanguageModel)
     pt.add_adapter(adapted, method)
-    save_adapter(adapted, method, tmp_path / "m", extras=AdapterExtras(base=str(tmp_path / "base")))
+    save_adapter(adapted, method, tmp_path / "m", base=str(tmp_path / "base"))
     pt.save(new, tmp_path / "m", overwrite=True)
     assert is_same(pt.load(tmp_path / "m"), new)
     assert listing(tmp_path / "m") == {"MANIFEST.json", "config.json", "model.safetensors"}

@@ -13,7 +13,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -23,6 +22,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from pretune.adaptation import METHODS
+from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.head_classes import export_head
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, sample_weight
@@ -55,50 +56,43 @@ class AdapterFile(TypedDict, total=False):
     blocks: dict[str, list[tuple[str, config.Count]]] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterExtras:
-    """Data saved with an adapter: the task head with its spec, and the path of the base model."""
-
-    head: nn.Module | None = None
-    task: TaskHead | None = None
-    base: str | None = None
-    base_model: LanguageModel | None = None  # saved in the folder `base`, instead of a path
-    layout: checkpoint.SavedHead | None = None  # the head in the layout of a `transformers` class
-
-
 def save_adapter(
-    model: LanguageModel,
+    model: LanguageModel | ModelWithHead,
     method: PeftMethod,
     directory: str | Path,
     *,
-    extras: AdapterExtras = AdapterExtras(),  # noqa: B008 (a frozen value)
+    base: str | None = None,
+    base_model: LanguageModel | None = None,
     overwrite: bool = False,
 ) -> None:
-    """Save the trained weights of a method, and the task head if there is one; atomic."""
-    peft_adapter, head = pack(method, model), extras.head
-    base = extras.base
+    """Save the trained weights of a method, and the task head if there is one; atomic.
+
+    `base` is the path of the base model; `base_model` is saved in the folder `base` instead.
+    """
+    task_model, model = (model, model.model) if isinstance(model, ModelWithHead) else (None, model)
+    peft_adapter, head = pack(method, model), None if task_model is None else task_model.head
     paths = build_base_paths(base, directory)
-    if extras.base_model is not None:
+    if base_model is not None:
         base = str(Path(directory).resolve() / BASE_FOLDER)
         paths = {"path": base, "relative": BASE_FOLDER}
     record: dict[str, Any] = {
         "method": config.to_dict(method),
         "base": {**paths, **_describe_base(model, method)},
     }
-    if extras.task is not None:
-        record["head"] = config.to_dict(extras.task)
+    if task_model is not None:
+        record["head"] = config.to_dict(task_model.spec)
     tensors = get_adapter_state(method, model)
     if isinstance(method, PrefixTuning):
         method, tensors = method.fold(model)
         record["method"] = config.to_dict(method)
-    if peft_adapter is not None and extras.layout is not None and extras.task is not None:
-        peft_adapter = add_head(peft_adapter, extras.layout, config.get_kind(extras.task))
+    if peft_adapter is not None and task_model is not None and (layout := export_head(task_model)) is not None:
+        peft_adapter = add_head(peft_adapter, layout, config.get_kind(task_model.spec))
     if peft_adapter is not None:
         record["blocks"], tensors = peft_adapter.blocks, peft_adapter.tensors
     with io.atomic_directory(Path(directory), overwrite=overwrite, owner=checkpoint.find_owner(directory)) as folder:
         names = [ADAPTER_FILE, WEIGHTS_FILE]
-        if extras.base_model is not None:
-            checkpoint.save(extras.base_model, folder / BASE_FOLDER)
+        if base_model is not None:
+            checkpoint.save(base_model, folder / BASE_FOLDER)
         io.write_json(folder / ADAPTER_FILE, record)
         tensor_files.save_tensors(
             {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS_FILE
