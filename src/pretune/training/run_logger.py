@@ -65,7 +65,7 @@ class MetricsLog:
         if "step" in values or "nonfinite" in values:
             raise UsageError("'step' and 'nonfinite' are reserved names of metrics.jsonl; use other names")
         nonfinite: list[str] = []
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "step": step,
             **{name: _replace_nonfinite(name, value, nonfinite) for name, value in values.items()},
         }
@@ -321,7 +321,7 @@ class RunLogger:
         if self._metrics is not None:
             log.info(text)
 
-    def log_event(self, step: int, name: str, text: str, **values: Any) -> None:
+    def log_event(self, step: int, name: str, text: str, **values: Value) -> None:
         """Print an event, and write it to the metrics as a line {"step", "event", …}."""
         if self._metrics is not None:
             self._metrics.write(step, {"event": name, **values})

@@ -6,14 +6,13 @@ tensors are stored with the adapter's, under the class's own names.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Classification, Regression
 from pretune.adaptation.heads.token import Span, Tagging
-from pretune.adaptation.peft.peft_format import ROOT_PREFIX, PeftAdapter
+from pretune.adaptation.peft.peft_format import ROOT_PREFIX, PeftAdapter, PeftConfig
 from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import SavedHead
 from pretune.models.hf.weights import HeadLayout, plan_moves
@@ -71,9 +70,7 @@ def split_head(tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Te
     return adapter, head
 
 
-def detect_head(
-    config: Mapping[str, Any], head: Mapping[str, Tensor], spec: Model
-) -> tuple[TaskHead, HeadLayout] | None:
+def detect_head(config: PeftConfig, head: Mapping[str, Tensor], spec: Model) -> tuple[TaskHead, HeadLayout] | None:
     """Return the head spec and class for an adapter's head tensors; None if this body has no such class."""
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     task = config.get("task_type")

@@ -10,7 +10,7 @@ that of an even number of layers the upper half has the prefix of the lower half
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ from pretune.nn.stack import Stack
 
 ROOT_PREFIX = "base_model.model."
 PEFT_TYPES = ("LORA", "IA3", "PROMPT_TUNING", "PREFIX_TUNING")
+PeftConfig = dict[str, Any]
+"""Contents of adapter_config.json."""
 Blocks = Mapping[str, Sequence[Sequence[Any]]]
 """Their layer -> our layers in it with the rank of each, if it holds a block diagonal."""
 
@@ -46,7 +48,7 @@ Blocks = Mapping[str, Sequence[Sequence[Any]]]
 class PeftAdapter:
     """An adapter as stored on disk."""
 
-    config: dict[str, Any]
+    config: PeftConfig
     tensors: dict[str, Tensor]
     blocks: dict[str, list[list[Any]]] = field(default_factory=dict)
 
@@ -215,7 +217,7 @@ def _pack_prompt(method: PromptTuning, model: LanguageModel) -> PeftAdapter | No
 
 def _describe_virtual_tokens(
     kind: str, spec: Model, count: int, width: int, heads: int, layers: int, submodules: int = 1
-) -> dict[str, Any]:
+) -> PeftConfig:
     """Return the config of a method with virtual tokens."""
     tasks = {"encoder-decoder": "SEQ_2_SEQ_LM", "decoder": "CAUSAL_LM"}
     return {
@@ -242,7 +244,7 @@ def _list_modules(tensors: Mapping[str, Tensor], ending: str) -> list[str]:
     return [name.removeprefix(ROOT_PREFIX).removesuffix(ending) for name in tensors if name.endswith(ending)]
 
 
-def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model, blocks: Blocks) -> LoadedAdapter:
+def unpack(config: PeftConfig, tensors: Mapping[str, Tensor], spec: Model, blocks: Blocks) -> LoadedAdapter:
     """Read an adapter in peft's format for a model of a spec."""
     kind = config.get("peft_type")
     if kind not in PEFT_TYPES:
@@ -268,7 +270,7 @@ def unpack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model
     return out
 
 
-_SUPPORTED_VALUES: dict[str, Any] = {
+_SUPPORTED_VALUES: PeftConfig = {
     "bias": "none", "use_dora": False, "fan_in_fan_out": True, "lora_bias": False,
     "trainable_token_indices": None, "target_parameters": None, "use_qalora": False, "exclude_modules": None,
     "layer_replication": None, "alora_invocation_tokens": None, "arrow_config": None, "use_bdlora": None,
@@ -278,7 +280,7 @@ _SUPPORTED_VALUES: dict[str, Any] = {
 
 
 def _unpack_lora(
-    config: Mapping[str, Any], tensors: dict[str, Tensor], layers_by_name: Mapping[str, PeftLayer], blocks: Blocks
+    config: PeftConfig, tensors: dict[str, Tensor], layers_by_name: Mapping[str, PeftLayer], blocks: Blocks
 ) -> LoadedAdapter:
     rank = _read_number(config, "r", 8)
     alpha = _read_number(config, "lora_alpha", 8)
@@ -337,7 +339,7 @@ def _unpack_ia3(tensors: dict[str, Tensor], layers_by_name: Mapping[str, PeftLay
     )
 
 
-def _unpack_prompt(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: Model) -> LoadedAdapter:
+def _unpack_prompt(config: PeftConfig, tensors: Mapping[str, Tensor], spec: Model) -> LoadedAdapter:
     table, count = tensors.get(TABLE_KEY), int(_read_number(config, "num_virtual_tokens", 0))
     if table is None or table.ndim != 2 or table.shape[0] < count or table.shape[1] != spec.table:
         problem = "missing" if table is None else f"of shape {list(table.shape)}"
@@ -347,7 +349,7 @@ def _unpack_prompt(config: Mapping[str, Any], tensors: Mapping[str, Tensor], spe
     return LoadedAdapter(method=PromptTuning(count=count), tensors={"prompt.table": scale * table[:count].contiguous()})
 
 
-def _parse_targets(paths: Mapping[str, Any]) -> tuple[Target, ...]:
+def _parse_targets(paths: Iterable[str]) -> tuple[Target, ...]:
     """Return the last words of the layers' paths; a path may name a layer or its scale."""
     words = [path.removesuffix(".scale").rpartition(".")[2] for path in paths]
     if not words:
@@ -358,14 +360,14 @@ def _parse_targets(paths: Mapping[str, Any]) -> tuple[Target, ...]:
 def _parse_patterns(patterns: Any) -> dict[str, float]:
     """Return a number per suffix of layer names; regular expressions, which peft allows, are not supported."""
     patterns = patterns or {}
-    if not isinstance(patterns, Mapping) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in patterns):
+    if not isinstance(patterns, dict) or not all(re.fullmatch(r"[\w.]+", str(key)) for key in patterns):
         raise CheckpointError(
             f"key 'alpha_pattern' = {format_value(patterns)} is not supported; only layer names and suffixes are"
         )
     return {str(key): _read_number(patterns, key, 0) for key in patterns}
 
 
-def _read_number(config: Mapping[str, Any], key: str, default: float) -> float:
+def _read_number(config: PeftConfig, key: str, default: float) -> float:
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CheckpointError(f"key '{key}' = {format_value(value)} must be a number")

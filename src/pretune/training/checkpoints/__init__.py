@@ -183,7 +183,7 @@ def describe_state(step: int, snapshot: TensorSnapshot, facts: Mapping[str, Any]
 
 def write_checkpoint(folder: Path, snapshot: TensorSnapshot, description: str) -> None:
     """Write a checkpoint atomically under an unused name."""
-    state = json.loads(description)
+    state: StateFile = json.loads(description)
     with io.atomic_directory(folder) as temporary_folder:
         for group, tensors in snapshot.groups.items():
             tensor_files.save_tensors(tensors, temporary_folder / f"{group}.safetensors")
@@ -200,8 +200,7 @@ def open_checkpoint(folder: Path, check_hashes: bool = True) -> Checkpoint:
     manifest_path = folder / io.MANIFEST
     if STATE_FILE not in manifest["files"]:
         raise CheckpointError(f"{manifest_path}: does not list '{STATE_FILE}'; {_REMEDY}")
-    state = io.read_formatted_json(folder / STATE_FILE, CheckpointError)
-    checkpoint = _parse_state(folder, state)
+    state = _read_state(folder)
     # NOTE: the manifest itself is not hashed: it must agree with the hashed files.
     if set(manifest["files"]) != set(_list_files(state)):
         raise CheckpointError(f"{manifest_path}: 'files' does not match {STATE_FILE}; {_REMEDY}")
@@ -209,43 +208,40 @@ def open_checkpoint(folder: Path, check_hashes: bool = True) -> Checkpoint:
     for key in [*facts, *manifest]:
         if key != "files" and (key not in facts or manifest.get(key) != facts[key]):
             raise CheckpointError(f"{manifest_path}: {format_value(key)} does not match {STATE_FILE}; {_REMEDY}")
-    if parse_step(folder) not in (None, checkpoint.step):
-        raise CheckpointError(
-            f"{folder}: holds step {checkpoint.step}; rename it to {format_folder_name(checkpoint.step)}"
-        )
-    return checkpoint
+    if parse_step(folder) not in (None, state["step"]):
+        raise CheckpointError(f"{folder}: holds step {state['step']}; rename it to {format_folder_name(state['step'])}")
+    return Checkpoint(
+        folder=folder,
+        step=state["step"],
+        score=state["score"],
+        facts=state["facts"],
+        groups=tuple(state["groups"]),
+        tied_names=state["tied"],
+    )
 
 
 def read_score(folder: Path) -> float:
     """Read the validation loss of a checkpoint without verification; infinity if it has none."""
     try:
-        score = _parse_state(folder, io.read_formatted_json(folder / STATE_FILE, CheckpointError)).score
+        score = _read_state(folder)["score"]
     except CheckpointError:
         return math.inf
     return math.inf if score is None else score
 
 
-def _parse_state(folder: Path, state: dict[str, Any]) -> Checkpoint:
+def _read_state(folder: Path) -> StateFile:
     path = folder / STATE_FILE
-    record = config.check_record(StateFile, state, CheckpointError, str(path))
-    for group in record["groups"]:
+    state = config.check_record(StateFile, io.read_formatted_json(path, CheckpointError), CheckpointError, str(path))
+    for group in state["groups"]:
         if not _GROUP_PATTERN.fullmatch(group):
             raise CheckpointError(f"{path}: {format_value(group)} is not a valid group name; {_REMEDY}")
-    groups, step, score = tuple(record["groups"]), record["step"], record["score"]
-    return Checkpoint(
-        folder=folder,
-        step=step,
-        score=score,
-        facts=record["facts"],
-        groups=groups,
-        tied_names=record["tied"],
-    )
+    return state
 
 
-def _list_files(state: Mapping[str, Any]) -> list[str]:
+def _list_files(state: StateFile) -> list[str]:
     return [STATE_FILE, *(f"{group}.safetensors" for group in state["groups"])]
 
 
-def _select_manifest_facts(state: Mapping[str, Any]) -> dict[str, Any]:
+def _select_manifest_facts(state: StateFile) -> dict[str, Any]:
     """Return the facts repeated in the manifest: the step, and all strings (hashes of config, data and tokenizer)."""
     return {"step": state["step"], "run": {key: fact for key, fact in state["facts"].items() if isinstance(fact, str)}}
