@@ -11,7 +11,7 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.cli import main
 from pretune.models import tensor_files
-from tests.exporters.test_export_heads import SEQUENCE_KINDS, make_model, predict, write_run
+from tests.exporters.test_export_heads import SEQUENCE_KINDS, export, make_model, predict, write_run
 
 pytest.importorskip("transformers", reason="the reference library is not installed")
 pytest.importorskip("sentence_transformers", reason="the reference library is not installed")
@@ -26,11 +26,6 @@ CASES = [
     ("gpt2", "generation", "paper"),
     ("t5", "generation", "paper"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
@@ -53,7 +48,7 @@ def test_code_of_transformers(
     if pair is not None and head not in SEQUENCE_KINDS:
         pytest.skip("no pairs")
     write_run(model, head, tmp_path / "run", pair=pair)
-    assert main(["export", str(tmp_path / "run"), "--to", "hf", "--out", str(tmp_path / "out")]) == 0
+    assert export(tmp_path) == 0
     card = (tmp_path / "out/README.md").read_text()
     for label in getattr(model.spec, "labels", ()):
         assert f"`{label}`" in card
@@ -78,7 +73,7 @@ def test_code_of_language_models(
     if with_tokenizer:
         body.assets = adapted.model.assets
     pt.save(body, tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), "--to", "hf", "--out", str(tmp_path / "out")]) == 0
+    assert export(tmp_path) == 0
     run_card(tmp_path / "out", monkeypatch)
 
 
@@ -87,7 +82,7 @@ def test_code_of_onnx(family: str, head: str, tmp_path: Path, monkeypatch: pytes
     pytest.importorskip("onnxruntime")
     model = make_model(family, head, "paper")
     write_run(model, head, tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), "--to", "onnx", "--out", str(tmp_path / "out")]) == 0
+    assert export(tmp_path, to="onnx") == 0
     printed = run_card(tmp_path / "out", monkeypatch)
     if head == "classification":
         logits = torch.tensor(printed[0][0])
@@ -98,20 +93,19 @@ def test_code_of_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     model = make_model("llama2", "generation", "paper")
     pt.save(model, tmp_path / "run")
-    assert main(["export", str(tmp_path / "run"), "--to", "gguf", "--out", str(tmp_path / "out")]) == 0
+    assert export(tmp_path, to="gguf") == 0
     run_card(tmp_path / "out", monkeypatch)
 
 
 def test_a_card_of_the_user_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = make_model("bert", "classification", "mean")
     write_run(model, "classification", tmp_path / "run")
-    export = ["export", str(tmp_path / "run"), "--to", "hf", "--out", str(tmp_path / "out"), "--overwrite"]
     (tmp_path / "out").mkdir()
     (tmp_path / "out/README.md").write_text("mine")
-    assert main(export) == 0 and "README.md" in capsys.readouterr().err
+    assert export(tmp_path, "--overwrite") == 0 and "README.md" in capsys.readouterr().err
     assert (tmp_path / "out/README.md").read_text() == "mine"
     (tmp_path / "out/README.md").unlink()
-    assert main(export) == 0 and main(export) == 0
+    assert export(tmp_path, "--overwrite") == 0 and export(tmp_path, "--overwrite") == 0
     assert (tmp_path / "out/README.md").read_text() != "mine"
 
 
@@ -134,8 +128,7 @@ def test_modules_of_half_precision(dtype: str, tmp_path: Path) -> None:
     import sentence_transformers as st
 
     write_run(make_model("bert", "classification", "mean"), "classification", tmp_path / "run")
-    arguments = [str(tmp_path / "run"), "--to", "hf", "--out", str(tmp_path / "out"), "--dtype", dtype]
-    assert main(["export", *arguments]) == 0
+    assert export(tmp_path, "--dtype", dtype) == 0
     theirs = st.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode([TEXT], convert_to_tensor=True)
     expected = predict(tmp_path / "out", "classification", [TEXT])
     torch.testing.assert_close(theirs.softmax(-1), expected, rtol=0, atol=2e-5)

@@ -78,11 +78,6 @@ QUICK = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 @cache
 def tokenizer_of(kind: str, style: str) -> Tokenizer:
     """The paper's kind of tokenizer, small."""
@@ -144,6 +139,11 @@ def write_task(head: str, folder: Path, pair: str | None = None) -> None:
             max_length=min(16, ROOM),
             stride=4,
         ).write(folder)
+
+
+def export(folder: Path, *options: str, to: str = "hf") -> int:
+    """Exit code of the export of `run` in a folder to `out`."""
+    return main(["export", str(folder / "run"), "--to", to, "--out", str(folder / "out"), *options])
 
 
 def run_class(folder: Path, name: str, texts: list[Any]) -> torch.Tensor:
@@ -228,7 +228,7 @@ def test_a_peer_computes_the_same_or_it_is_refused(
         pytest.skip(str(error))
     source, out = tmp_path / "run", tmp_path / "out"
     write_run(model, head, source)
-    code = main(["export", str(source), "--to", "hf", "--out", str(out), "--json"])
+    code = export(tmp_path, "--json")
     shown = capsys.readouterr()
     if code != 0:
         assert code == 2 and shown.err.count("\n") == 1 and not out.exists(), shown.err
@@ -265,7 +265,7 @@ def test_embedding_models(family: str, tmp_path: Path, capsys: pytest.CaptureFix
     body = make_model(family, "classification", "paper").model
     body.assets.modules = write_modules(build_encoder(body, pooling="mean"))
     pt.save(body, tmp_path / "run")
-    code = main(["export", str(tmp_path / "run"), "--to", "hf", "--out", str(tmp_path / "out")])
+    code = export(tmp_path)
     assert code == (2 if family == "bart" else 0)
     if code == 0:
         vectors = st.SentenceTransformer(str(tmp_path / "out"), device="cpu").encode(TEXTS[:3])

@@ -17,7 +17,8 @@ from pretune.data.layout import batch
 from pretune.inference import decode as decode_module
 from pretune.inference import prompts as prompts_module
 from pretune.inference.decode import DecodingCallbacks, generate_tokens
-from pretune.inference.engine import EngineShape
+from pretune.inference.decoding_state import SearchShape
+from pretune.inference.engine import build_engine
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch, Sampling
 from pretune.inference.prompts import prefill
 from pretune.inference.text_model import eval_mode
@@ -232,7 +233,7 @@ def test_a_step_changes_its_buffers_in_place() -> None:
     model = model_of(DECODERS[0])
     for search in (Sampling(), BeamSearch(beams=2)):
         config = GenerationConfig(max_new_tokens=NEW, search=search, repetition_penalty=1.2, no_repeat_ngram=3)
-        engine = EngineShape(1, 12, 0, config, MARKS, False).build(model)
+        engine = build_engine(model, SearchShape(1, 12, 0, config, MARKS))
         rows = engine.search
         parts = {name: value for name, value in vars(rows).items() if isinstance(value, torch.Tensor)}
         parts |= {"lengths": engine.cache.lengths, "keys": engine.cache.layers[0].store[0]}
@@ -273,7 +274,7 @@ def test_a_step_waits_for_nothing(name: str, search: Any) -> None:
         max_new_tokens=NEW, min_new_tokens=2, search=search, repetition_penalty=1.2, no_repeat_ngram=3
     )
     marks = GenerationTokens(start=3, eos=(5, 9), forced_bos=4, forced_eos=5)
-    engine = EngineShape(2, 12, 4 if model.spec.is_encoder_decoder else 0, config, marks, False).build(model)
+    engine = build_engine(model, SearchShape(2, 12, 4 if model.spec.is_encoder_decoder else 0, config, marks))
     engine._reset()
     with torch.no_grad(), Waits() as waits:
         engine.advance()

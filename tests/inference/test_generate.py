@@ -1,20 +1,41 @@
 """Prompts and texts: what is read before writing, stops wherever they fall, streams, and what is refused."""
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 import torch
 
 import pretune as pt
 from pretune.core.errors import CheckpointError, UsageError
-from pretune.inference.generate import Continuation, StopStrings, TextStreamer, choose_max_new_tokens, generate_texts
+from pretune.inference.generate import (
+    Continuation,
+    GeneratedText,
+    StopStrings,
+    TextStreamer,
+    choose_max_new_tokens,
+    generate_texts,
+)
 from pretune.inference.generation_config import CONFIG_FILE, GenerationTokens, build_generation_config
-from pretune.inference.prompts import encode_prompts
+from pretune.inference.prompts import EncodedPrompts, encode_prompts
 from pretune.inference.text_model import get_tokenizer
+from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 from tests.inference.speakers import bart, bert, gpt, speaker, t5, tokenizer
 
 ONCE = "Once upon a time"
+
+
+def write(model: LanguageModel, prompt: str = ONCE, stop: Any = (), start: Any = None, **options: Any) -> GeneratedText:
+    """The single text for a prompt."""
+    ((result,),) = generate_texts(model, [prompt], build_generation_config(**options), stop=stop, start=start)
+    return result
+
+
+def encode(model: LanguageModel, words: Tokenizer, prompt: str, new: int = 4, **options: Any) -> EncodedPrompts:
+    """A prompt with room for new tokens, by default after the model's start token."""
+    tokens = options.pop("tokens", None) or GenerationTokens.from_model(model)
+    return encode_prompts(model, words, [prompt], tokens, max_new_tokens=new, **{"truncate": False, **options})
 
 
 def test_the_prompt_is_included_as_it_was_written() -> None:
@@ -34,46 +55,27 @@ def test_an_encoder_decoder_gives_what_it_writes_alone() -> None:
 
 def test_how_much_is_written_by_default() -> None:
     assert choose_max_new_tokens(gpt()) == 24 and choose_max_new_tokens(t5()) == 64
-    assert (
-        generate_texts(
-            gpt(), ["The"], build_generation_config(max_new_tokens=choose_max_new_tokens(gpt()), min_new_tokens=24)
-        )[0][0].tokens
-        == 24
-    )
+    assert write(gpt(), "The", max_new_tokens=choose_max_new_tokens(gpt()), min_new_tokens=24).tokens == 24
 
 
 def test_prompts_as_the_layouts_say() -> None:
     words = tokenizer("bpe", "endoftext")
-    ids, cut = encode_prompts(
-        gpt(), words, ["The king"], GenerationTokens.from_model(gpt()), max_new_tokens=4, truncate=False
-    )
-    assert ids == [[words.special["bos"], *words.encode("The king", add_special_tokens=False)]] and not cut, (
-        "a run's decoder starts with its bos"
-    )
-    bare = GenerationTokens(start=None)
-    assert encode_prompts(gpt(), words, ["The"], bare, max_new_tokens=4, truncate=False).ids == [
-        words.encode("The", add_special_tokens=False)
-    ]
+    ids, cut = encode(gpt(), words, "The king")
+    king = words.encode("The king", add_special_tokens=False)
+    assert ids == [[words.special["bos"], *king]] and not cut, "a run's decoder starts with its bos"
+    assert encode(gpt(), words, "The king", tokens=GenerationTokens(start=None)).ids == [king]
     framed = tokenizer("wordpiece", "cls-sep")
-    model = speaker("gpt2-small", "wordpiece", "cls-sep")
-    result = encode_prompts(
-        model, framed, ["The"], GenerationTokens.from_model(model), max_new_tokens=4, truncate=False
-    ).ids
-    assert result == [[framed.special["cls"], *framed.encode("The", add_special_tokens=False)]], (
-        "nothing is put behind a prompt"
-    )
+    result = encode(speaker("gpt2-small", "wordpiece", "cls-sep"), framed, "The").ids
+    expected = [framed.special["cls"], *framed.encode("The", add_special_tokens=False)]
+    assert result == [expected], "nothing is put behind a prompt"
     ended = tokenizer("unigram", "sentinels")
-    source = encode_prompts(
-        t5(), ended, ["The king"], GenerationTokens.from_model(t5()), max_new_tokens=4, truncate=False
-    ).ids
-    assert source == [[*ended.encode("The king", add_special_tokens=False), ended.special["eos"]]]
+    expected = [*ended.encode("The king", add_special_tokens=False), ended.special["eos"]]
+    assert encode(t5(), ended, "The king").ids == [expected]
 
 
 def test_special_tokens_may_be_spelled() -> None:
     words = tokenizer("bpe", "endoftext")
-    ids = encode_prompts(
-        gpt(), words, ["<|endoftext|>"], GenerationTokens(start=None), max_new_tokens=4, truncate=False
-    ).ids
+    ids = encode(gpt(), words, "<|endoftext|>", tokens=GenerationTokens(start=None)).ids
     assert ids == [[words.special["bos"]]]
 
 
@@ -84,22 +86,14 @@ def test_prompts_that_are_too_long(capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = pt.generate(gpt(), [long], max_new_tokens=10, truncate=True)
     assert text.startswith(long)
     words = tokenizer("bpe", "endoftext")
-    assert f"{len(words.encode(long, add_special_tokens=False)) - 37} tokens" in capsys.readouterr().err
-    remaining, cut = encode_prompts(
-        gpt(), words, [long], GenerationTokens(start=None), max_new_tokens=10, truncate=True
-    )
-    assert (
-        remaining[0] == words.encode(long, add_special_tokens=False)[-38:]
-        and cut == len(words.encode(long, add_special_tokens=False)) - 38
-    ), "a decoder keeps the end"
-    model, spelled = bart(), tokenizer("bpe", "s-mask")
-    remaining, _ = encode_prompts(
-        model, spelled, [long], GenerationTokens.from_model(model), max_new_tokens=10, truncate=True
-    )
+    full = words.encode(long, add_special_tokens=False)
+    assert f"{len(full) - 37} tokens" in capsys.readouterr().err
+    (remaining,), cut = encode(gpt(), words, long, 10, tokens=GenerationTokens(start=None), truncate=True)
+    assert remaining == full[-38:] and cut == len(full) - 38, "a decoder keeps the end"
+    spelled = tokenizer("bpe", "s-mask")
+    (remaining,), _ = encode(bart(), spelled, long, 10, truncate=True)
     full = spelled.encode(long, add_special_tokens=False)
-    assert remaining[0][1:-1] == full[: len(remaining[0]) - 2] and len(remaining[0]) == 48, (
-        "a source keeps its beginning"
-    )
+    assert remaining[1:-1] == full[:46] and len(remaining) == 48, "a source keeps its beginning"
     with pytest.raises(UsageError, match=r"\b48\b"):
         pt.generate(gpt(), ["The"], max_new_tokens=48)
 
@@ -136,31 +130,22 @@ def test_the_file_beside_the_weights_has_the_last_word() -> None:
 
 
 def test_a_decoder_may_be_started_with_another_token() -> None:
-    first, other = (
-        generate_texts(t5(), [ONCE], build_generation_config(max_new_tokens=4, temperature=0), start=start)[0][0].new
-        for start in (None, "<extra_id_5>")
-    )
+    first, other = (write(t5(), start=start, max_new_tokens=4, temperature=0).new for start in (None, "<extra_id_5>"))
     assert first != other
     with pytest.raises(UsageError, match="'de_DE'"):
         pt.generate(t5(), [ONCE], start="de_DE")
 
 
-def long_text(**options: object) -> str:
-    (result,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), **options)[0]  # type: ignore[arg-type]
-    return result.new
-
-
 def test_a_text_ends_before_a_stop_wherever_tokens_end() -> None:
     """Stops of every place and length, most of which cross the borders of tokens."""
-    full = long_text()
+    options = {"max_new_tokens": 24, "seed": 2}
+    full = write(gpt(), **options).new
     for start in range(1, len(full) - 6):
         for size in (1, 2, 5):
             stop = full[start : start + size]
             if "\ufffd" in stop:
                 continue
-            (result,) = generate_texts(
-                gpt(), [ONCE], build_generation_config(max_new_tokens=24, seed=2), stop=[stop, "never said"]
-            )[0]
+            result = write(gpt(), stop=[stop, "never said"], **options)
             assert result.new == full[: full.index(stop)]
             assert result.finish_reason == "stop" and result.text == ONCE + result.new
         if start > 12:
@@ -168,20 +153,13 @@ def test_a_text_ends_before_a_stop_wherever_tokens_end() -> None:
 
 
 def test_a_stop_in_the_prompt_stops_nothing() -> None:
-    assert (
-        generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=4, temperature=0), stop=["Once"])[0][
-            0
-        ].finish_reason
-        != "stop"
-    )
+    assert write(gpt(), stop=["Once"], max_new_tokens=4, temperature=0).finish_reason != "stop"
 
 
 def test_beams_are_cut_at_a_stop() -> None:
-    (full,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2))[0]
-    (result,) = generate_texts(gpt(), [ONCE], build_generation_config(max_new_tokens=8, beams=2), stop=[full.new[2:4]])[
-        0
-    ]
-    assert result.new == full.new[: full.new.index(full.new[2:4])] and result.finish_reason == "stop"
+    full = write(gpt(), max_new_tokens=8, beams=2).new
+    result = write(gpt(), stop=[full[2:4]], max_new_tokens=8, beams=2)
+    assert result.new == full[: full.index(full[2:4])] and result.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("stop", [[], ["e"], ["ing the", "zz"]])

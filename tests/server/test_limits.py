@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -59,6 +60,24 @@ def read_reply(connection: socket.socket) -> tuple[int, Any]:
 def head(server: Address, *lines: str, path: str = "/v1/completions") -> bytes:
     names = ("POST " + path + " HTTP/1.1", f"Host: 127.0.0.1:{server.port}", "Authorization: Bearer secret", *lines)
     return "\r\n".join((*names, "", "")).encode()
+
+
+def post(server: Address, body: Any, path: str = "/v1/completions") -> bytes:
+    """A whole request."""
+    data = json.dumps(body).encode()
+    return head(server, f"Content-Length: {len(data)}", "Content-Type: application/json", path=path) + data
+
+
+@contextlib.contextmanager
+def running(calls: Iterable[Callable[[], Any]], pause: float = 0.0) -> Iterator[None]:
+    """Run calls in threads of their own, which have ended after the block."""
+    threads = [threading.Thread(target=call) for call in calls]
+    for thread in threads:
+        thread.start()
+        time.sleep(pause)
+    yield
+    for thread in threads:
+        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -152,8 +171,7 @@ def test_client_that_does_not_read_costs_nothing(server: Address) -> None:
     worker = server.engine.workers["slow"]
     for _ in range(2):
         with server.connect() as connection:
-            data = json.dumps({**ASK, "model": "slow"}).encode()
-            connection.sendall(head(server, f"Content-Length: {len(data)}", "Content-Type: application/json") + data)
+            connection.sendall(post(server, {**ASK, "model": "slow"}))
             wait_for(lambda: worker.running_rows == 1)
     wait_for(lambda: worker.running_rows == 0 and server.engine.running_requests == 0)
     assert call(server, {**ASK, "model": "gpt", "max_tokens": 1})[0] == 200
@@ -171,9 +189,7 @@ def test_client_that_reads_nothing_is_dropped() -> None:
                 wait_for(lambda: len(connections) == 1)
                 (protocol,) = connections
                 protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2048)
-                data = json.dumps(body).encode()
-                lines = (f"Content-Length: {len(data)}", "Content-Type: application/json")
-                deaf.sendall(head(server, *lines, path=path) + data)
+                deaf.sendall(post(server, body, path))
                 wait_for(lambda transport=protocol.transport: transport.get_write_buffer_size() > 2**16)  # type: ignore[misc]
                 wait_for(lambda: not connections and not server.engine.running_requests)
                 assert protocol.transport.get_write_buffer_size() == 0
@@ -207,16 +223,11 @@ def test_full_queue_is_429_and_draining_is_503() -> None:
         def ask() -> None:
             statuses.append(server.call("/v1/completions", SHORT)[0])
 
-        threads = [threading.Thread(target=ask) for _ in range(5)]
-        for thread in threads:
-            thread.start()
-            time.sleep(0.03)
-        server.server.handle_exit(signal.SIGTERM, None)
-        status, reply, headers = server.call("/v1/completions", SHORT)
-        assert status == 503 and reply["error"]["code"] == "unavailable" and headers["retry-after"] == "1"
-        assert server.call("/health")[:2] == (503, {"status": "draining"})
-        for thread in threads:
-            thread.join()
+        with running([ask] * 5, pause=0.03):
+            server.server.handle_exit(signal.SIGTERM, None)
+            status, reply, headers = server.call("/v1/completions", SHORT)
+            assert status == 503 and reply["error"]["code"] == "unavailable" and headers["retry-after"] == "1"
+            assert server.call("/health")[:2] == (503, {"status": "draining"})
         assert sorted(statuses) == [200, 200, 200, 429, 429]
         wait_for(lambda: server.server.should_exit)
 
@@ -228,15 +239,9 @@ def test_requests_that_do_not_end_get_503(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(TextTokenizer, "run", lambda self, text: [is_released.wait()])
         replies: list[tuple[int, Any, Any]] = []
         requests = {"/v1/completions": {**ASK, "min_tokens": 40}, "/tokenize": {"texts": ["a"]}}
-        threads = [
-            threading.Thread(target=lambda item=item: replies.append(server.call(*item))) for item in requests.items()
-        ]
-        for thread in threads:
-            thread.start()
-        wait_for(lambda: server.engine.workers["slow"].running_rows == 1 and server.engine.running_requests >= 3)
-        server.server.handle_exit(signal.SIGTERM, None)
-        for thread in threads:
-            thread.join()
+        with running([lambda item=item: replies.append(server.call(*item)) for item in requests.items()]):  # type: ignore[misc]
+            wait_for(lambda: server.engine.workers["slow"].running_rows == 1 and server.engine.running_requests >= 3)
+            server.server.handle_exit(signal.SIGTERM, None)
         is_released.set()
     assert [(status, reply["error"]["code"]) for status, reply, _ in replies] == [(503, "unavailable")] * 2
 
@@ -308,12 +313,8 @@ def test_bug_of_a_route_is_500(server: Address, monkeypatch: pytest.MonkeyPatch)
 
 def test_names_of_a_server_on_all_addresses() -> None:
     hosts = build_hosts("0.0.0.0", ["models.example"])
-    allowed = [
-        host
-        for host in ("192.0.2.7:80", "[2001:db8::1]:80", "models.example", "evil.example", "*address*", "")
-        if is_allowed(host, hosts)
-    ]
-    assert allowed == ["192.0.2.7:80", "[2001:db8::1]:80", "models.example"]
+    assert all(is_allowed(host, hosts) for host in ("192.0.2.7:80", "[2001:db8::1]:80", "models.example"))
+    assert not any(is_allowed(host, hosts) for host in ("evil.example", "*address*", ""))
 
 
 def test_invalid_http_and_websockets(server: Address) -> None:
@@ -379,19 +380,15 @@ def test_200_clients_with_slow_and_vanishing_ones() -> None:
                 return
             with server.connect() as connection, contextlib.suppress(ConnectionError):
                 if kind == 3:  # sends a request and goes, or sends half of one
-                    data = json.dumps({"prompt": "a", "stream": True, "max_tokens": 40}).encode()
-                    request = head(server, f"Content-Length: {len(data)}", "Content-Type: application/json") + data
+                    request = post(server, {"prompt": "a", "stream": True, "max_tokens": 40})
                     connection.sendall(request[: len(request) // (1 + number % 2)])
                     outcomes.append("gone")
                 else:
                     connection.sendall(head(server, "Content-Length: 500000") + b"[" * 500_000)
                     outcomes.append(str(read_reply(connection)[0]))
 
-        threads = [threading.Thread(target=behave, args=(number,)) for number in range(200)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with running(partial(behave, number) for number in range(200)):
+            pass
         wait_for(lambda: server.engine.running_requests == 0 and len(server.server.server_state.connections) == 0)
         assert server.call("/health")[0] == 200
     assert sorted(outcomes) == ["413"] * 40 + ["gone"] * 40 + ["right"] * 120

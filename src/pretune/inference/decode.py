@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pretune.core.errors import UsageError
-from pretune.inference.decoding_state import DecodingState, GeneratedTokens
-from pretune.inference.engine import DecodingEngine, EngineShape, get_engine
+from pretune.inference.decoding_state import DecodingState, GeneratedTokens, SearchShape
+from pretune.inference.engine import DecodingEngine, get_engine
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens
 from pretune.inference.prefill_graph import run_prefill
 from pretune.inference.prompts import get_length_limits
@@ -205,7 +205,7 @@ def _generate_group(
     if is_cuda:
         capacity = _round_up(capacity, get_length_limits(model)[1])
         source_capacity = _round_up(source_capacity, model.spec.max_length)
-    shape = EngineShape(
+    shape = SearchShape(
         len(group), capacity, source_capacity, decoding.without_seed(), job.generation_tokens, job.torch_compile
     )
     engine = get_engine(model, shape)

@@ -25,26 +25,30 @@ class GeneratedTokens(NamedTuple):
     score: float | None = None
 
 
+class SearchShape(NamedTuple):
+    """Sizes and settings that a captured step depends on, besides the weights of its model."""
+
+    prompts: int
+    capacity: int  # tokens of a row that are inputs, at most
+    source: int
+    decoding: GenerationConfig  # without its seed
+    generation_tokens: GenerationTokens
+    torch_compile: bool = False
+
+
 class SearchState:
     """Tokens of each row so far, and the last ones: what all searches share."""
 
-    def __init__(
-        self,
-        prompts: int,
-        columns: int,
-        decoding: GenerationConfig,
-        generation_tokens: GenerationTokens,
-        device: torch.device,
-    ) -> None:
-        rows = prompts * decoding.rows_per_prompt
-        self.decoding, self.generation_tokens = decoding, generation_tokens
-        self.history = torch.zeros(rows, columns, dtype=torch.long, device=device)
+    def __init__(self, shape: SearchShape, device: torch.device) -> None:
+        self.decoding, self.generation_tokens = shape.decoding, shape.generation_tokens
+        rows = shape.prompts * shape.decoding.rows_per_prompt
+        self.history = torch.zeros(rows, shape.capacity + 1, dtype=torch.long, device=device)
         self.history_lengths = torch.zeros(rows, dtype=torch.long, device=device)  # valid columns of the history
         self.tokens = torch.zeros(rows, dtype=torch.long, device=device)  # the last token, the next input
         self.count = torch.zeros((), dtype=torch.long, device=device)  # new tokens of each row
         self.is_finite = torch.ones((), dtype=torch.bool, device=device)  # all logits so far were finite
         self.prompt_lengths = np.zeros(rows, dtype=np.int64)
-        self.process = LogitsProcessor(decoding, generation_tokens, device)
+        self.process = LogitsProcessor(shape.decoding, shape.generation_tokens, device)
 
     def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
         """Start with prompts, with equal rows for each; random draws depend on the seed and on their numbers."""
@@ -81,18 +85,11 @@ class SearchState:
 class DecodingState(SearchState):
     """Greedy decoding or sampling: a row is a text."""
 
-    def __init__(
-        self,
-        prompts: int,
-        columns: int,
-        decoding: GenerationConfig,
-        generation_tokens: GenerationTokens,
-        device: torch.device,
-    ) -> None:
-        super().__init__(prompts, columns, decoding, generation_tokens, device)
-        rows = len(self.tokens)
+    def __init__(self, shape: SearchShape, device: torch.device) -> None:
+        super().__init__(shape, device)
+        rows, max_new_tokens = len(self.tokens), shape.decoding.max_new_tokens
         self.is_done = torch.zeros(rows, dtype=torch.bool, device=device)
-        self.uniform_draws = torch.zeros(rows, decoding.max_new_tokens, dtype=torch.float64, device=device)
+        self.uniform_draws = torch.zeros(rows, max_new_tokens, dtype=torch.float64, device=device)
 
     def load(self, prompts: Sequence[Sequence[int]], requests: Sequence[int], seed: int) -> None:
         super().load(prompts, requests, seed)

@@ -10,7 +10,7 @@ Legend: P prompts, n beams, K candidates (2 n or more, so that n remain when som
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 import torch
@@ -21,11 +21,12 @@ from pretune.core.errors import UsageError
 from pretune.inference.decoding_state import (
     DecodingState,
     GeneratedTokens,
+    SearchShape,
     SearchState,
     find_eos,
     strip_eos,
 )
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
+from pretune.inference.generation_config import BeamSearch
 from pretune.inference.prompts import count_prompt_slots
 from pretune.inference.text_model import list_modules
 from pretune.models.model import LanguageModel, raise_graph_limit
@@ -38,17 +39,11 @@ EXCLUDED_SCORE = -1.0e9
 class BeamSearchState(SearchState):
     """Running texts of each prompt, best first, and the best finished ones."""
 
-    def __init__(
-        self,
-        prompts: int,
-        columns: int,
-        decoding: GenerationConfig,
-        generation_tokens: GenerationTokens,
-        device: torch.device,
-    ) -> None:
-        super().__init__(prompts, columns, decoding, generation_tokens, device)
-        assert isinstance(decoding.search, BeamSearch)
-        self.search, beams, max_new_tokens = decoding.search, decoding.search.beams, decoding.max_new_tokens
+    def __init__(self, shape: SearchShape, device: torch.device) -> None:
+        super().__init__(shape, device)
+        assert isinstance(shape.decoding.search, BeamSearch)
+        self.search, prompts, max_new_tokens = shape.decoding.search, shape.prompts, shape.decoding.max_new_tokens
+        beams = self.search.beams
 
         def allocate(*shape: int, dtype: torch.dtype = torch.long) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
@@ -253,46 +248,33 @@ PREFILL_GRAPHS: "WeakKeyDictionary[LanguageModel, Any]" = WeakKeyDictionary()
 """Graphs of prompts, which `prefill_graph` captures."""
 
 
-class EngineShape(NamedTuple):
-    """Sizes and settings that a captured step depends on, besides the weights of its model."""
-
-    prompts: int
-    capacity: int  # tokens of a row that are inputs, at most
-    source: int
-    decoding: GenerationConfig  # without its seed
-    generation_tokens: GenerationTokens
-    torch_compile: bool
-
-    def build(self, model: LanguageModel) -> DecodingEngine:
-        """Return an engine of this shape."""
-        kind = BeamSearchState if isinstance(self.decoding.search, BeamSearch) else DecodingState
-        device = model.tokens.weight.device
-        search = kind(self.prompts, self.capacity + 1, self.decoding, self.generation_tokens, device)
-        slots = 0 if model.spec.is_encoder_decoder else count_prompt_slots(model)
-        return DecodingEngine(
-            model, search, self.capacity + slots, source=self.source, torch_compile=self.torch_compile
-        )
+def build_engine(model: LanguageModel, shape: SearchShape) -> DecodingEngine:
+    """Return an engine that is not captured."""
+    kind = BeamSearchState if isinstance(shape.decoding.search, BeamSearch) else DecodingState
+    slots = 0 if model.spec.is_encoder_decoder else count_prompt_slots(model)
+    search, capacity = kind(shape, model.tokens.weight.device), shape.capacity + slots
+    return DecodingEngine(model, search, capacity, source=shape.source, torch_compile=shape.torch_compile)
 
 
-def get_engine(model: LanguageModel, shape: EngineShape) -> DecodingEngine:
+def get_engine(model: LanguageModel, shape: SearchShape) -> DecodingEngine:
     """Return an engine; on a GPU it is captured and cached for the next call with the same shape (one per model).
 
     Weights that have moved since need another engine. Nothing is captured for a single new token, which comes from the
     prefill.
     """
     if model.tokens.weight.device.type != "cuda":
-        return shape.build(model)
+        return build_engine(model, shape)
     key = shape, identify_weights(model)
     if model in _ENGINES and _ENGINES[model][0] == key:
         return _ENGINES[model][1]
     _ENGINES.pop(model, None)  # free its memory before the next one needs some
-    engine = shape.build(model)
+    engine = build_engine(model, shape)
     try:
         if shape.decoding.max_new_tokens > 1:
             engine.capture()
     except RuntimeError as error:
         log.warn(f"CUDA graph capture failed, steps run eagerly: {str(error).splitlines()[0]}")
-        engine = shape.build(model)
+        engine = build_engine(model, shape)
     _ENGINES[model] = key, engine
     return engine
 

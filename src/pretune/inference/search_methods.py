@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save
 
-from pretune.core.errors import CheckpointError, DataError, NonFiniteError, UsageError
+from pretune.core.errors import CheckpointError, DataError, NonFiniteError, UsageError, import_extra
 from pretune.inference.word_vectors import split_words
 from pretune.metrics.generation import stem
 from pretune.models import tensor_files
@@ -42,7 +42,7 @@ def split_terms(text: str, stemming: bool = True) -> list[str]:
 class BM25:
     """Inverted index of documents."""
 
-    def __init__(self, texts: Sequence[str], *, k1: float = K1, b: float = B, stemming: bool = True) -> None:
+    def __init__(self, texts: Sequence[str], *, stemming: bool = True) -> None:
         if not texts:
             raise DataError("no documents to search in")
         self.count, self.stemming = len(texts), stemming
@@ -66,7 +66,7 @@ class BM25:
         length = size[self.documents] / max(size.mean(), 1e-9)
         # Contribution of a word to each document that has it.
         self.weights = (
-            np.repeat(idf, document_frequency) * term_frequency / (term_frequency + k1 * (1 - b + b * length))
+            np.repeat(idf, document_frequency) * term_frequency / (term_frequency + K1 * (1 - B + B * length))
         )
 
     def score(self, query: str) -> NDArray[np.float64]:
@@ -142,7 +142,7 @@ SEARCH_CANDIDATES = 128
 
 def extend_faiss(file: Path | None, parts: Sequence[Floats], vectors: Floats, method: str) -> bytes:
     """Add vectors to the graph or cells of a file, or to a new one; returns the new file as bytes."""
-    faiss = _import_faiss()
+    faiss = import_extra("faiss", "index", "approximate search, unlike --method exact, needs")
     if method == "hnsw":
         index = _build_graph(faiss, vectors.shape[1]) if file is None else _read_graph(faiss, file, parts)
         index.add(vectors)
@@ -169,7 +169,7 @@ def search_faiss(file: Path, parts: Sequence[Floats], method: str, queries: Floa
     if k < 1:
         raise UsageError(f"k must be >= 1, got {k}")
     k = min(k, sum(map(len, parts)))
-    faiss = _import_faiss()
+    faiss = import_extra("faiss", "index", "approximate search, unlike --method exact, needs")
     if method == "hnsw":
         index = _read_graph(faiss, file, parts)
         index.hnsw.efSearch = max(SEARCH_CANDIDATES, 2 * k)
@@ -253,13 +253,3 @@ def _read_arrays(file: Path, **formats: tuple[str, tuple[int | None, ...]]) -> l
 
 def _make_damage_error(file: Path, problem: str) -> CheckpointError:
     return CheckpointError(f"{file}: has {problem}; build the index again")
-
-
-def _import_faiss() -> Any:
-    try:
-        import faiss
-    except ImportError:
-        raise UsageError(
-            "approximate search needs the extra 'index': pip install 'pretune[index]'; or use --method exact"
-        ) from None
-    return faiss

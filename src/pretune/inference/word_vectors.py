@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core import io
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError, UsageError, import_extra
 from pretune.core.io import atomic_write, open_regular
 from pretune.text.language import UNSPACED_LETTERS
 
@@ -243,11 +243,8 @@ def write_vectors(path: Path, vectors: NDArray[np.float32], texts: Sequence[str]
 
 
 def _encode_parquet(vectors: NDArray[np.float32], texts: Sequence[str], ids: Sequence[str]) -> bytes:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise UsageError("writing Parquet needs the extra 'parquet': pip install 'pretune[parquet]'") from None
+    pa = import_extra("pyarrow", "parquet", "writing Parquet needs")
+    parquet = import_extra("pyarrow.parquet", "parquet", "writing Parquet needs")
     rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
     buffer = memory.BytesIO()
     parquet.write_table(pa.table({"id": pa.array(ids), "text": pa.array(texts), "vector": rows}), buffer)
