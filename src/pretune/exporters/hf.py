@@ -5,11 +5,8 @@ A task head becomes a class of `transformers` if one computes the same, or else 
 decoder reads a text between a start and an end token (Radford et al., 2018), which its own tokenizer does not add.
 """
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.processors import TemplateProcessing
@@ -29,7 +26,7 @@ from pretune.runs.finetune.saved_task import SavedTask
 from pretune.tasks.encoding import build_task_template
 from pretune.text.template import TEXT_A, TEXT_B, Layout
 from pretune.text.tokenizer import Tokenizer
-from pretune.text.tokenizer.files import CONFIG_FILE, TOKENIZER_FILE
+from pretune.text.tokenizer.files import CONFIG_FILE, TOKENIZER_FILE, encode_json
 
 
 def choose_head(model: ModelWithHead, saved_task: SavedTask | None) -> SavedHead | None:
@@ -116,7 +113,7 @@ def set_task_tokenizer(model: ModelWithHead, saved_task: SavedTask | None) -> No
     settings["padding_side"] = "left" if spec.shape == "two-stream" else "right"
     if length is not None:
         settings["model_max_length"] = length
-    files[CONFIG_FILE] = _encode_json(settings)
+    files[CONFIG_FILE] = encode_json(settings)
 
 
 def set_pad_token(body: LanguageModel) -> None:
@@ -126,11 +123,7 @@ def set_pad_token(body: LanguageModel) -> None:
         return
     token = tokenizer.get_token(next(iter(tokenizer.special.values()), 0))
     settings = {**body.assets.read_json(CONFIG_FILE), "pad_token": token}
-    body.assets = replace(body.assets, files={**body.assets.files, CONFIG_FILE: _encode_json(settings)})
-
-
-def _encode_json(settings: Mapping[str, Any]) -> bytes:
-    return (json.dumps(settings, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    body.assets = replace(body.assets, files={**body.assets.files, CONFIG_FILE: encode_json(settings)})
 
 
 def _list_pieces(tokenizer: Tokenizer, layout: Layout) -> list[str]:

@@ -4,7 +4,6 @@ Modules are recognized by name; no code is executed. Unknown modules raise an er
 the vectors.
 """
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -22,6 +21,7 @@ from pretune.inference.pooling import Embedding, Pooling, TextEncoder
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import LENGTH_FILE_PATTERN, MODULES_FILE, PROMPTS_FILE
+from pretune.text.tokenizer.files import encode_json
 
 _MODES: dict[str, Pooling] = {
     "cls": "cls", "max": "max", "mean": "mean", "mean_sqrt_len_tokens": "mean_sqrt", "weightedmean": "weighted",
@@ -151,7 +151,7 @@ def write_modules(encoder: TextEncoder) -> dict[str, bytes]:
     modules, files = [("Transformer", "")], dict[str, bytes]()
     legacy_settings = {key: mode in modes for key, mode in _LEGACY_MODES.items()}  # readable by every release
     modules.append(("Pooling", "1_Pooling"))
-    files["1_Pooling/config.json"] = _encode_json(
+    files["1_Pooling/config.json"] = encode_json(
         {"word_embedding_dimension": width, **legacy_settings, "include_prompt": True}
     )
     for layer in encoder.dense:
@@ -161,20 +161,20 @@ def write_modules(encoder: TextEncoder) -> dict[str, bytes]:
             f"linear.{name}": value.detach().float().cpu().contiguous() for name, value in layer.named_parameters()
         }
         shape = {"in_features": layer.in_features, "out_features": layer.out_features, "bias": len(tensors) > 1}
-        files[f"{modules[-1][1]}/config.json"] = _encode_json({**shape, "activation_function": layer.activation})
+        files[f"{modules[-1][1]}/config.json"] = encode_json({**shape, "activation_function": layer.activation})
         files[f"{modules[-1][1]}/model.safetensors"] = save_tensors(tensors)
     if embedding_config.normalise:
         modules.append(("Normalize", f"{len(modules)}_Normalize"))
         # NOTE: the folder must exist, or the name is looked up on the hub.
-        files[f"{modules[-1][1]}/config.json"] = _encode_json({})
+        files[f"{modules[-1][1]}/config.json"] = encode_json({})
     entries = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (kind, path) in enumerate(modules)
     ]
-    files[MODULES_FILE] = _encode_json(entries)
+    files[MODULES_FILE] = encode_json(entries)
     prompts = {"prompts": {"default": embedding_config.prompt}, "default_prompt_name": "default"}
     settings = {**(prompts if embedding_config.prompt else {}), "similarity_fn_name": "cosine"}
-    files[PROMPTS_FILE] = _encode_json(settings)
+    files[PROMPTS_FILE] = encode_json(settings)
     return files
 
 
@@ -280,7 +280,3 @@ def _parse_file(files: Mapping[str, bytes], name: str) -> Any:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{name}: not UTF-8 at byte {error.start}") from None
     return io.parse_json(text, CheckpointError, name)
-
-
-def _encode_json(data: object) -> bytes:
-    return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()

@@ -167,11 +167,9 @@ class CachedDecoder(nn.Module):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
-        self.model, self.stack = model, _get_decoder(model)
-        position = self.stack.spec.position
-        self.has_positions = bool(self.stack.rotaries) or (
-            position is not None and position.mechanism in ("input", "rotation")
-        )
+        self.model, stack = model, _get_decoder(model)
+        mechanism = getattr(stack.spec.position, "mechanism", None)
+        self.has_positions = bool(stack.rotaries) or mechanism in ("input", "rotation")
 
     def forward(self, tokens: Tensor, attention_mask: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the logits `[B, T, vocab]`, and the keys and values of every layer."""
@@ -181,13 +179,8 @@ class CachedDecoder(nn.Module):
         positions = inputs[0] if self.has_positions else torch.zeros_like(tokens)
         # NOTE: padding attends to all earlier columns, so that every query has a key.
         mask = is_key[:, None, None] | ~is_query[:, None, :, None]
-        context = _build_context(self.stack, positions, past[0][0].shape[2], mask)
-        x = self.stack.embed_inputs(self.model.embed_tokens(tokens.flatten()), positions.flatten(), None)
-        presents: list[Tensor] = []
-        for layer, keys in zip(self.stack, past, strict=True):
-            x, present = _run_layer(layer, x, context, keys, None)
-            presents += present
-        return _compute_logits(self.model, self.stack, x, tokens), *presents
+        logits, presents = _run_decoder(self.model, tokens, positions, past, [None] * len(past), mask)
+        return logits, *(values for present in presents for values in present)
 
 
 class CachedEncoderDecoder(nn.Module):
@@ -199,27 +192,24 @@ class CachedEncoderDecoder(nn.Module):
 
     def __init__(self, model: LanguageModel, *, with_past: bool) -> None:
         super().__init__()
-        self.model, self.stack, self.with_past = model, _get_decoder(model), with_past
+        self.model, self.with_past = model, with_past
 
     def forward(self, tokens: Tensor, source_mask: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Return the logits `[B, T, vocab]`, and keys and values: those of self-attention, then of cross-attention."""
-        stack, depth = self.stack, self.stack.spec.depth
+        stack = _get_decoder(self.model)
         if self.with_past:
             pairs = pair_up(inputs)  # self-attention and cross-attention of each layer in turn
             past, cross = pairs[::2], pairs[1::2]
         else:
             past = [_make_empty(layer.attention, tokens) for layer in stack]
             cross = [_project_source(layer, inputs[0]) for layer in stack]
-        length = past[0][0].shape[2]
-        positions = (torch.arange(tokens.shape[1]) + length).expand(tokens.shape[0], -1)
-        context = _build_context(stack, positions, length, None)
+        positions = (torch.arange(tokens.shape[1]) + past[0][0].shape[2]).expand(tokens.shape[0], -1)
         is_source = (source_mask > 0)[:, None, None]
-        x = stack.embed_inputs(self.model.embed_tokens(tokens.flatten()), positions.flatten(), None)
-        presents: list[Tensor] = []
-        for i, layer in zip(range(depth), stack, strict=True):
-            x, present = _run_layer(layer, x, context, past[i], (*cross[i], is_source))
-            presents += [*present, *(() if self.with_past else cross[i])]
-        return _compute_logits(self.model, stack, x, tokens), *presents
+        sources = [(keys, values, is_source) for keys, values in cross]
+        logits, presents = _run_decoder(self.model, tokens, positions, past, sources)
+        if self.with_past:
+            return logits, *(values for present in presents for values in present)
+        return logits, *(values for pairs in zip(presents, cross, strict=True) for pair in pairs for values in pair)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +248,27 @@ def _build_context(stack: TransformerStack, positions: Tensor, past: int, mask: 
         masks[window] = visible if bias is None else bias.masked_fill(~visible, float("-inf"))
     rotations = stack.compute_rotations(positions.flatten(), torch.float32)
     return _StepContext(rows=positions.shape[0], masks=masks, rotations=rotations)
+
+
+def _run_decoder(
+    model: LanguageModel,
+    tokens: Tensor,
+    positions: Tensor,
+    past: Sequence[KeysAndValues],
+    sources: Sequence[tuple[Tensor, Tensor, Tensor] | None],
+    mask: Tensor | None = None,
+) -> tuple[Tensor, list[KeysAndValues]]:
+    """Return the logits `[B, T, vocab]`, and keys and values of every layer, those of the past first."""
+    stack = _get_decoder(model)
+    context = _build_context(stack, positions, past[0][0].shape[2], mask)
+    x = stack.embed_inputs(model.embed_tokens(tokens.flatten()), positions.flatten(), None)
+    presents: list[KeysAndValues] = []
+    for layer, pair, source in zip(stack, past, sources, strict=True):
+        x, present = _run_layer(layer, x, context, pair, source)
+        presents.append(present)
+    logits = model.logits(stack.apply_final_norm(x))
+    assert logits is not None
+    return _unflatten(logits, tokens), presents
 
 
 def _run_layer(
@@ -310,9 +321,3 @@ def _project_source(layer: TransformerBlock, states: Tensor) -> KeysAndValues:
     assert layer.cross is not None
     keys, values = layer.cross.project_keys(states.flatten(0, 1))
     return _split_rows(keys, states.shape[0]), _split_rows(values, states.shape[0])
-
-
-def _compute_logits(model: LanguageModel, stack: TransformerStack, x: Tensor, tokens: Tensor) -> Tensor:
-    logits = model.logits(stack.apply_final_norm(x))
-    assert logits is not None
-    return _unflatten(logits, tokens)
