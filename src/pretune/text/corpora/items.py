@@ -53,8 +53,8 @@ class FileSnapshot:
             except OSError as fault:
                 raise DataError(f"{path}: can no longer be read: {fault.strerror}") from None
             if current_stamp != stamp:
-                resized = f"its size from {size:,} to {current_stamp[1]:,} bytes"
-                change = "its modification time" if current_stamp[1] == size else resized
+                size_change = f"its size from {size:,} to {current_stamp[1]:,} bytes"
+                change = "its modification time" if current_stamp[1] == size else size_change
                 raise DataError(
                     f"{path}: changed while it was read ({change}); run the command again when the file is complete"
                 )
