@@ -34,6 +34,8 @@ if settings is not None:
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 ROOT = Path(__file__).parents[1]
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 SLOW_CASES = {
     "tests/contracts/test_families.py": (

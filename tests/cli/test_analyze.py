@@ -9,9 +9,7 @@ import pretune as pt
 from pretune.cli import app, main
 from tests.analysis.models import model_of
 from tests.cli.asked import examples, parsed
-from tests.conftest import run_command
-
-Capture = pytest.CaptureFixture[str]
+from tests.conftest import Capture, run_command
 
 
 @pytest.mark.parametrize("name", app.ANALYSES)

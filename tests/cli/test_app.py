@@ -13,7 +13,7 @@ from pretune.cli import app, main
 from pretune.cli._errors import classify_error
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
-from tests.conftest import ROOT, run_command
+from tests.conftest import ROOT, Capture, Patch, run_command
 from tests.selection import keep_quick
 
 FAKE = '''
@@ -56,7 +56,7 @@ def talk(times: Annotated[int, Option("--times N", "Times.")] = 1) -> None:
 
 
 @pytest.fixture
-def verbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def verbs(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "fakeverbs.py").write_text(FAKE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "fakeverbs", raising=False)
@@ -97,9 +97,7 @@ class TestErrors:
             ("lines", 3, "pretune: error: two lines and \\u001b[31m colour"),
         ],
     )
-    def test_every_end_is_one_line_and_a_code(
-        self, capsys: pytest.CaptureFixture[str], how: str, code: int, line: str
-    ) -> None:
+    def test_every_end_is_one_line_and_a_code(self, capsys: Capture, how: str, code: int, line: str) -> None:
         assert main(["end", how]) == code
         out, err = capsys.readouterr()
         assert out == "" and err.partition(";")[0].rstrip("\n") == line and err.count("\n") == 1
@@ -115,14 +113,12 @@ class TestErrors:
             (["end", "a", "b"], ["b"]),
         ],
     )
-    def test_bad_usage(self, capsys: pytest.CaptureFixture[str], arguments: list[str], parts: list[str]) -> None:
+    def test_bad_usage(self, capsys: Capture, arguments: list[str], parts: list[str]) -> None:
         out, err = run_command(capsys, arguments, code=2)
         assert out == "" and err.startswith("pretune: error: ") and err.count("\n") == 1
         assert [part for part in parts if part not in err] == [], err
 
-    def test_an_extra_is_installed_by_the_interpreter_at_work(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_an_extra_is_installed_by_the_interpreter_at_work(self, monkeypatch: Patch, tmp_path: Path) -> None:
         """Also in a clone whose environment is not activated, where `pip` is another one."""
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "executable", str(tmp_path / "my env/bin/python"))
@@ -136,9 +132,7 @@ class TestErrors:
             )
         assert classify_error(UsageError("wrong"))[1] == "wrong"
 
-    def test_the_traceback_of_a_bug_is_kept(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_the_traceback_of_a_bug_is_kept(self, capsys: Capture, monkeypatch: Patch, tmp_path: Path) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         assert main(["end", "bug"]) == 1
         (kept,) = tmp_path.glob("pretune-*.txt")
@@ -148,9 +142,7 @@ class TestErrors:
         assert "Traceback" in (text := kept.read_text())
         assert text.endswith("KeyError: 'depth'\n")
 
-    def test_without_a_place_for_it_there_is_debug(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_without_a_place_for_it_there_is_debug(self, capsys: Capture, monkeypatch: Patch, tmp_path: Path) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
         out, err = run_command(capsys, ["end", "bug"], code=1)
         assert out == "" and "KeyError: 'depth'" in err and "--debug" in err and err.count("\n") == 1
@@ -159,24 +151,18 @@ class TestErrors:
         assert main(["end", "exit"]) == 9
 
     @pytest.mark.parametrize("arguments", [["--debug", "end", "bug"], ["end", "bug", "--debug"]])
-    def test_debug_shows_the_traceback_wherever_it_stands(
-        self, capsys: pytest.CaptureFixture[str], arguments: list[str]
-    ) -> None:
+    def test_debug_shows_the_traceback_wherever_it_stands(self, capsys: Capture, arguments: list[str]) -> None:
         err = run_command(capsys, arguments, code=1).err
         assert "Traceback" in err
         assert err.endswith("KeyError: 'depth'\n") and err.splitlines()[-1].startswith("pretune: error: ")
 
     @pytest.mark.parametrize(("value", "shown"), [("1", True), ("0", False), ("", False)])
-    def test_debug_by_environment(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, value: str, shown: bool
-    ) -> None:
+    def test_debug_by_environment(self, capsys: Capture, monkeypatch: Patch, value: str, shown: bool) -> None:
         monkeypatch.setenv("PRETUNE_DEBUG", value)
         main(["end", "DataError"])
         assert ("Traceback" in capsys.readouterr().err) == shown
 
-    def test_after_two_dashes_nothing_is_a_switch(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_after_two_dashes_nothing_is_a_switch(self, capsys: Capture, monkeypatch: Patch, tmp_path: Path) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         assert "KeyError: '--debug'" in run_command(capsys, ["end", "--", "--debug"], code=1).err
 
@@ -184,22 +170,22 @@ class TestErrors:
 @pytest.mark.usefixtures("verbs")
 class TestOutput:
     @pytest.mark.parametrize("arguments", [["--quiet", "talk"], ["talk", "--quiet"]])
-    def test_quiet_leaves_the_results(self, capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    def test_quiet_leaves_the_results(self, capsys: Capture, arguments: list[str]) -> None:
         assert run_command(capsys, arguments) == ("result\n", "")
         assert main(["talk"]) == 0  # and is not remembered
         assert capsys.readouterr() == ("result\n", "progress\n")
 
-    def test_help_lists_the_verbs_in_their_order(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_lists_the_verbs_in_their_order(self, capsys: Capture) -> None:
         text = run_command(capsys, ["--help"]).out
         assert run_command(capsys, []).out == text
         assert text.index("end ") < text.index("talk ")
         assert "End somehow." in text
 
-    def test_help_of_a_verb_shows_its_example(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_help_of_a_verb_shows_its_example(self, capsys: Capture) -> None:
         for words in (["end", "--help"], ["help", "end"], ["end", "-h"]):
             assert "Example: pretune end bug" in run_command(capsys, words).out
 
-    def test_only_the_verb_asked_for_is_imported(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_only_the_verb_asked_for_is_imported(self, monkeypatch: Patch) -> None:
         monkeypatch.setattr(app, "VERBS", Registry("verb", {"talk": "fakeverbs:talk", "absent": "no.such.module:f"}))
         assert main(["talk"]) == 0
 

@@ -10,10 +10,9 @@ import pytest
 from pretune.cli import VERBS, _options, main, prepare
 from pretune.core.errors import UsageError
 from tests.cli.asked import complete
-from tests.conftest import ROOT, run_command
+from tests.conftest import ROOT, Capture, run_command
 from tests.selection import keep_quick
 
-Capture = pytest.CaptureFixture[str]
 SCRIPT = (
     "import sys; sys.argv[0] = 'pretune'\nfrom pretune.cli import main\ncode = main()\n"
     "heavy = {'torch', 'sklearn', 'tokenizers', 'matplotlib'} & {*sys.modules}\n"

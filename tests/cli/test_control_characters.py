@@ -7,10 +7,10 @@ import pytest
 
 from pretune.cli import main
 from tests.cli import world
+from tests.conftest import Capture
 
 HOSTILE = "\x1b[31mred \x9b2Jcleared \x07bell \u202eback"
 CONTROLS = set(HOSTILE) - set("[31mred 2Jcleared bell back")
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

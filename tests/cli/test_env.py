@@ -3,14 +3,12 @@ import os
 import re
 import tomllib
 
-import pytest
-
 import pretune
 from pretune.cli import env, main
-from tests.conftest import ROOT, run_command
+from tests.conftest import ROOT, Capture, Patch, run_command
 
 
-def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_the_facts(capsys: Capture) -> None:
     import torch
 
     facts = json.loads(run_command(capsys, ["env", "--json"]).out)
@@ -21,7 +19,7 @@ def test_json_holds_the_facts(capsys: pytest.CaptureFixture[str]) -> None:
     assert len([device for device in facts["devices"] if device["kind"] == "cuda"]) == torch.cuda.device_count()
 
 
-def test_the_table_has_a_line_for_every_fact(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_has_a_line_for_every_fact(capsys: Capture) -> None:
     lines = run_command(capsys, ["env"]).out.splitlines()
     found = [line.split()[0] for line in lines]
     assert {"pretune", "python", "torch", "numpy", "tokenizers", "safetensors", "platform", "cores", "memory"} <= {
@@ -31,17 +29,13 @@ def test_the_table_has_a_line_for_every_fact(capsys: pytest.CaptureFixture[str])
     assert len({re.search(r"\s+", line).end() for line in lines if (" " in line)}) == 1  # type: ignore[union-attr]
 
 
-def test_a_missing_package_is_said_and_not_fatal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_said_and_not_fatal(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr(env, "_PACKAGES", ("torch", "no-such-package"))
     assert main(["env"]) == 0
     assert re.search(r"^no-such-package +\D+$", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_broken_torch_still_gives_a_report(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_torch_still_gives_a_report(capsys: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     assert json.loads(run_command(capsys, ["env", "--json"]).out)["devices"] == []
 
@@ -56,7 +50,7 @@ def test_extras_are_those_of_the_project() -> None:
     assert names == env.EXTRAS
 
 
-def test_what_a_bug_report_needs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_bug_report_needs(capsys: Capture, monkeypatch: Patch) -> None:
     import torch
 
     monkeypatch.setenv("PRETUNE_DATA", "/no/such/folder")

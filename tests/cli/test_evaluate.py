@@ -11,11 +11,9 @@ import pretune as pt
 from pretune.cli import main
 from pretune.runs.finetune.inference import evaluate_run
 from pretune.tasks import TASKS
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs import tasked
 from tests.runs.small import FAST, make, shrunk
-
-Capture = pytest.CaptureFixture[str]
 
 RUNS = {"bert-tiny": ("wordpiece", "cls-sep", "masked"), "gpt2-small": ("bpe", "endoftext", "causal")}
 

@@ -6,12 +6,11 @@ import json
 import shlex
 from pathlib import Path
 
-import pytest
-
 import pretune as pt
 from pretune.cli import VERBS, main
 from tests.cli import world
 from tests.cli.asked import examples
+from tests.conftest import Capture, Patch
 from tests.inference import speakers
 from tests.runs import tasked
 
@@ -45,9 +44,7 @@ def lay_out() -> None:
     pt.save(speakers.gpt(), "runs/gpt")
 
 
-def test_every_example_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_example_runs(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     lay_out()
     for verb in VERBS:

@@ -11,9 +11,8 @@ from pretune.cli import main
 from pretune.models import catalog, tensor_files
 from pretune.models.model import LanguageModel
 from pretune.models.verify import verify
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 
-Capture = pytest.CaptureFixture[str]
 SMALL = {"width": 16, "depth": 2, "heads": 2, "vocab": 30}
 
 

@@ -9,7 +9,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.models import catalog
 from tests.cli.test_export import refused, tree
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 
 SMALL = {"width": 32, "depth": 1, "heads": 2, "vocab": 30}
 
@@ -30,7 +30,7 @@ def list_new(folder: Path, *known: str) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")} - set(known)
 
 
-def test_gguf(decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gguf(decoder: Path, tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "new" / "books.gguf"
     assert main(["export", str(decoder), "--to", "gguf", "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["files"] == ["books.gguf"]
@@ -39,7 +39,7 @@ def test_gguf(decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert out.read_bytes() == (tmp_path / "dir/model.gguf").read_bytes()
 
 
-def test_onnx(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_onnx(encoder: Path, tmp_path: Path, capsys: Capture) -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     out = tmp_path / "place" / "bert.onnx"
     out.parent.mkdir()
@@ -57,20 +57,18 @@ def test_onnx(encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(("to", "name"), [("onnx", "x.gguf"), ("gguf", "x.onnx"), ("hf", "x.onnx"), ("hf", "x.GGUF")])
-def test_the_name_of_another_format(
-    encoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], to: str, name: str
-) -> None:
+def test_the_name_of_another_format(encoder: Path, tmp_path: Path, capsys: Capture, to: str, name: str) -> None:
     assert name in refused(capsys, tmp_path, encoder, "--to", to, "--out", tmp_path / name)
 
 
-def test_a_directory_of_that_name(decoder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_of_that_name(decoder: Path, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "x.gguf").mkdir()
     assert "directory" in refused(
         capsys, tmp_path, decoder, "--to", "gguf", "--out", tmp_path / "x.gguf", "--overwrite"
     )
 
 
-def test_several_graphs_are_no_single_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_graphs_are_no_single_file(tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("onnxruntime")
     pt.save(catalog.build("t5-small", width=16, depth=1, heads=2, vocab=30, hidden=32), tmp_path / "t5")
     message = refused(capsys, tmp_path, tmp_path / "t5", "--to", "onnx", "--out", tmp_path / "x.onnx")

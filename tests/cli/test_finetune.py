@@ -10,10 +10,8 @@ import yaml
 from pretune.cli import main
 from pretune.core.errors import DataError
 from pretune.runs.finetune.inference import open_runs
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs import tasked
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ import pytest
 
 from pretune.cli import _output, main
 from pretune.runs.options import unescape
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs.small import FAST, make, shrunk
 
-Capture = pytest.CaptureFixture[str]
 MADE = {"gpt2-small": ("bpe", "endoftext"), "bert-tiny": ("wordpiece", "cls-sep"), "t5-small": ("unigram", "sentinels")}
 GPT, BERT, T5 = MADE
 

@@ -9,9 +9,8 @@ import pytest
 from pretune.cli import VERBS, main
 from pretune.cli.app import MAX_SUMMARY
 from tests.cli.asked import complete, examples, parsed
-from tests.conftest import ROOT, run_command
+from tests.conftest import ROOT, Capture, run_command
 
-Capture = pytest.CaptureFixture[str]
 NAMED = {
     ("pretrain", "model"),
     ("show", "name"),

@@ -11,9 +11,8 @@ import pytest
 from pretune.cli import VERBS, main
 from tests.cli import world
 from tests.cli.asked import alone, parsed, places
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 
-Capture = pytest.CaptureFixture[str]
 LINES = {"predict"}
 """Verbs whose JSON is one object a line."""
 

@@ -14,13 +14,12 @@ from pretune.cli import main
 from pretune.core import hub
 from pretune.core.errors import PretuneError, ResourceError, UsageError
 from pretune.models.hf import checkpoint
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.contracts.tiny import model_of
 from tests.runs import tasked
 
 NAME = "hf:someone/small"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

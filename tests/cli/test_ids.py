@@ -10,9 +10,8 @@ import pytest
 
 from pretune.cli import main
 from tests.cli import world
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 
-Capture = pytest.CaptureFixture[str]
 TEXTS = ["a lovely sea.", "the dreadful wind.", "an old house by the river."]
 BASE = "my runs/base"
 

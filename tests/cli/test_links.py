@@ -10,9 +10,9 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from tests.cli import world
+from tests.conftest import Capture
 from tests.inference import speakers
 
-Capture = pytest.CaptureFixture[str]
 BASE, TUNED, TABLE = "my runs/base", "my runs/tuned", "my table.csv"
 OUTPUTS = {verb: words for verb, words in world.COMMANDS.items() if any("OUT" in word for word in words)} | {
     "analyze": [*world.COMMANDS["analyze"], "--out=OUT.svg"],

@@ -7,8 +7,8 @@ import pytest
 
 from pretune.cli import VERBS, app, main
 from tests.cli import world
+from tests.conftest import Capture
 
-Capture = pytest.CaptureFixture[str]
 TABLE = "--train=my table.csv"
 BASE, TUNED = "my runs/base", "my runs/tuned"
 LEARN = ["pretrain", "bert-tiny", "--data=data", "--out=o"]

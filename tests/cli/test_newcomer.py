@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pretune.cli import main
+from tests.conftest import Capture, Patch
 from tests.runs import tasked
 
 MINE = {"texts/": "letters", "TEXTS/": "letters", "TABLE.csv": "judged.csv", "labelled.csv": "judged.csv",
@@ -24,7 +25,7 @@ MINE = {"texts/": "letters", "TEXTS/": "letters", "TABLE.csv": "judged.csv", "la
 class Newcomer:
     """Types what was printed, and remembers what is printed then."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, capsys: Capture, monkeypatch: Patch) -> None:
         self.capsys, self.monkeypatch = capsys, monkeypatch
         self.out = self.err = ""
 
@@ -64,7 +65,7 @@ class Newcomer:
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(tmp_path: Path, monkeypatch: Patch) -> None:
     """A folder of .txt files, one file alone, a table with columns of other names than ours, and new lines."""
     monkeypatch.chdir(tmp_path)
     texts = tasked.corpus(40)
@@ -84,9 +85,7 @@ def replaced(words: list[str], **others: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("files")
-def test_from_texts_and_a_table_to_predictions(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_texts_and_a_table_to_predictions(capsys: Capture, monkeypatch: Patch) -> None:
     me = Newcomer(capsys, monkeypatch)
     assert me.types(["pretune"]) == 0  # what someone types who knows nothing
     for verb in ("tokenizer", "prepare", "pretrain", "finetune", "predict"):
@@ -125,9 +124,7 @@ def test_from_texts_and_a_table_to_predictions(
 
 
 @pytest.mark.usefixtures("files")
-def test_too_little_text_is_told_before_anything_is_learnt(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_text_is_told_before_anything_is_learnt(capsys: Capture, monkeypatch: Patch) -> None:
     me = Newcomer(capsys, monkeypatch)
     assert me.types(["pretune", "--help"]) == 0
     first = me.suggested("tokenizer")

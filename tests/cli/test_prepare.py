@@ -9,10 +9,8 @@ from pretune.cli import _output, main
 from pretune.core import log
 from pretune.data.prepare import encoding
 from pretune.data.prepared_data import PreparedData
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.data.texts import MANY, blocks, byte_tokenizer, texts_of, tree
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

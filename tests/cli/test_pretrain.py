@@ -10,11 +10,9 @@ import yaml
 
 from pretune.cli import main
 from pretune.runs.prepare import prepare
-from tests.conftest import run_command
+from tests.conftest import Capture, Patch, run_command
 from tests.data.texts import blocks
 from tests.runs.small import FAST, make, shrunk
-
-Capture = pytest.CaptureFixture[str]
 
 SETS = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": "null"}
 
@@ -61,9 +59,7 @@ def test_quiet_and_json(capsys: Capture, data: str, tmp_path: Path) -> None:
     assert err == "" and facts["steps"] == 2 and facts["cost"]["flops"] > 0 and facts["held_out"]["loss"] > 0
 
 
-def test_dry_run_touches_nothing_and_can_be_run(
-    capsys: Capture, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dry_run_touches_nothing_and_can_be_run(capsys: Capture, data: str, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     out, err = run_command(capsys, arguments(data, "--tokens=1k", "--objective=masked", "--dry-run"))
     assert err == "" and [*tmp_path.iterdir()] == []
@@ -84,7 +80,7 @@ def test_dry_run_touches_nothing_and_can_be_run(
     assert weights[0] == weights[1]
 
 
-def test_dry_run_with_a_time_budget_estimates_tokens(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_with_a_time_budget_estimates_tokens(data: Path, capsys: Capture) -> None:
     out = run_command(capsys, arguments(data, "--budget=5m", "--objective=masked", "--dry-run")).out
     assert "one device in 5:00" in out and "FLOP per token" in out and "tokens" in out.rpartition("5:00")[2]
 
@@ -128,7 +124,7 @@ def test_exit_codes(capsys: Capture, data: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("more", [["--dry-run"], []])
 @pytest.mark.parametrize("given", ["--steps=2", "--config=CONFIG"])
 def test_a_device_that_is_not_here_is_refused_by_a_dry_run_too(
-    capsys: Capture, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, more: list[str]
+    capsys: Capture, data: str, tmp_path: Path, monkeypatch: Patch, given: str, more: list[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     name: str | None = "bert-tiny"

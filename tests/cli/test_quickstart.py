@@ -8,12 +8,11 @@ import pytest
 
 from pretune.cli import main
 from pretune.core.errors import UserInterruptError
+from tests.conftest import Capture, Patch
 
 
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, UserInterruptError("go on with --resume")])
-def test_ctrl_c_says_what_to_do(
-    stop: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_says_what_to_do(stop: Any, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     def work(out: Path, **wishes: Any) -> None:
         if wishes["budget"] == "2m":
             (out / "texts").mkdir(parents=True)
@@ -29,9 +28,7 @@ def test_ctrl_c_says_what_to_do(
         assert said.count("\n") == 1
 
 
-def test_csv_has_a_record_for_each_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_csv_has_a_record_for_each_row(tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     row = {"method": "LoRA", "labels": 200, "mean": 0.5, "low": None, "high": None, "seeds": [{"seed": 0}]}
     results = {"rows": [row], "story": ["It is a tie."], "use": ["pretune list"]}
     work = lambda out, **options: SimpleNamespace(results=results, page=out / "report.html")  # noqa: E731

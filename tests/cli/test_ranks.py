@@ -5,9 +5,7 @@ import os
 import pytest
 
 from pretune.cli.app import is_idle
-from tests.conftest import run_command
-
-Capture = pytest.CaptureFixture[str]
+from tests.conftest import Capture, run_command
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.methods import apply_method, save
 from pretune.cli import main
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs import tasked
 
-Capture = pytest.CaptureFixture[str]
 LABELS = ("bad", "good")
 TEXTS = ["a lovely old sea.", "the dreadful wind"]
 

@@ -15,10 +15,8 @@ from pretune.core.errors import UsageError
 from pretune.models import catalog
 from pretune.models.devices import DEVICES
 from pretune.models.spec import Model
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.selection import keep_quick
-
-Capture = pytest.CaptureFixture[str]
 
 
 def facts(capsys: Capture, *arguments: str) -> Any:

@@ -12,10 +12,9 @@ from rich.cells import cell_len
 
 from pretune.cli import main
 from pretune.objectives import OBJECTIVES
-from tests.conftest import ROOT, run_command
+from tests.conftest import ROOT, Capture, run_command
 from tests.text.tokenizers import trained
 
-Capture = pytest.CaptureFixture[str]
 CASES = [(name, shape) for name in OBJECTIVES for shape in OBJECTIVES.get(name)().shapes]
 
 

@@ -10,9 +10,8 @@ from pretune.core.errors import UsageError
 from pretune.runs.options import parse_bytes
 from pretune.text.styles import KINDS
 from pretune.text.tokenizer import Tokenizer
+from tests.conftest import Capture
 from tests.text.tokenizers import corpus
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture

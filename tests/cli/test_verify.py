@@ -5,9 +5,7 @@ import pytest
 
 import pretune as pt
 from pretune.models import catalog
-from tests.conftest import run_command
-
-Capture = pytest.CaptureFixture[str]
+from tests.conftest import Capture, run_command
 
 
 @pytest.fixture

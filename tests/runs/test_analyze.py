@@ -10,11 +10,10 @@ from pretune.cli import main
 from pretune.core.errors import DataError, UsageError
 from pretune.runs.finetune.forgetting import analyze_forgetting
 from pretune.runs.prepare import prepare
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs import tasked
 from tests.selection import keep_quick
 
-Capture = pytest.CaptureFixture[str]
 FAMILIES = {
     "bert-tiny": ("wordpiece", "cls-sep"),
     "gpt2-small": ("bpe", "endoftext"),

@@ -17,6 +17,7 @@ from pretune.runs.samples import SampleHook
 from pretune.training.checkpoints.manager import collect_weights
 from pretune.training.loop import DivergenceGuard, Loop
 from pretune.training.run_logger import read_metrics
+from tests.conftest import Capture, Patch
 from tests.runs.small import FAST, Prepared, shrunk
 
 STEPS, TRIGGERED = 10, 4
@@ -35,7 +36,7 @@ def mean(passed: Passed, step: int, name: str) -> torch.Tensor:
 
 
 @pytest.fixture
-def losses(monkeypatch: pytest.MonkeyPatch) -> None:
+def losses(monkeypatch: Patch) -> None:
     """Validation losses that fall until the step of the trigger; perplexities are those of the model."""
     real = pretrain_run.build_evaluator
 
@@ -52,7 +53,7 @@ def losses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def passed(monkeypatch: pytest.MonkeyPatch) -> Passed:
+def passed(monkeypatch: Patch) -> Passed:
     """The weights that a run passes, by the number of steps."""
     found: Passed = {}
 
@@ -80,7 +81,7 @@ def same(one: Path, other: Path) -> None:
 
 
 def test_the_average_is_what_is_evaluated_and_saved(
-    prepared: Prepared, tmp_path: Path, losses: None, passed: Passed, capsys: pytest.CaptureFixture[str]
+    prepared: Prepared, tmp_path: Path, losses: None, passed: Passed, capsys: Capture
 ) -> None:
     data, out = prepared(), tmp_path / "a"
     summary = run(data, out).summary
@@ -108,7 +109,7 @@ def test_the_average_is_what_is_evaluated_and_saved(
 
 @pytest.mark.parametrize("fault", [TRIGGERED + 1, TRIGGERED + 4])
 def test_a_resumed_run_is_the_same_bit_for_bit(
-    prepared: Prepared, tmp_path: Path, losses: None, monkeypatch: pytest.MonkeyPatch, fault: int
+    prepared: Prepared, tmp_path: Path, losses: None, monkeypatch: Patch, fault: int
 ) -> None:
     """From a checkpoint before the trigger, and from one after it."""
     data = prepared()
@@ -123,16 +124,14 @@ def test_a_resumed_run_is_the_same_bit_for_bit(
     same(tmp_path / "a", tmp_path / "b")
 
 
-def test_too_few_evaluations_are_warned_of(
-    prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_few_evaluations_are_warned_of(prepared: Prepared, tmp_path: Path, capsys: Capture) -> None:
     changes = {**CHANGES, "train.eval_every": 5}
     pt.pretrain("bert-tiny", data=prepared(), objective="masked", steps=6, out=tmp_path / "a", overrides=changes)
     assert "nonmonotone_interval" in capsys.readouterr().err
 
 
 def test_in_finetuning_the_best_is_an_average(
-    base: Path, table: Path, tmp_path: Path, passed: Passed, monkeypatch: pytest.MonkeyPatch
+    base: Path, table: Path, tmp_path: Path, passed: Passed, monkeypatch: Patch
 ) -> None:
     """Dev has the higher score at the end: the model of the run is the average there."""
     scores, real = [0.1, 0.2, 0.3, 0.0, *[0.4] * 5, 0.9], trial.compute_scores

@@ -17,7 +17,7 @@ from pretune.evaluation.perplexity import evaluate_perplexity
 from pretune.models.assets import _SHARED_TOKENIZERS
 from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
-from tests.conftest import run_command
+from tests.conftest import Capture, Patch, run_command
 from tests.runs.small import FAST, Prepared, shrunk
 
 SETTINGS = {**shrunk("elmo-small"), **FAST, "model.depth": 2, "train.checkpoint_every": 2, "data.samples": "documents"}
@@ -88,9 +88,7 @@ def test_perplexity_of_both_directions(run: Path) -> None:
 @pytest.mark.parametrize(
     "method", ["scalar-mix", *(pytest.param(name, marks=pytest.mark.slow) for name in ("full", "lora", "adapter"))]
 )
-def test_fine_tuning_and_prediction_read_new_words(
-    run: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fine_tuning_and_prediction_read_new_words(run: Path, tmp_path: Path, method: str, monkeypatch: Patch) -> None:
     """With two seeds: ids of new words are those of one tokenizer, which is forgotten with the model of a trial."""
     run_trial = FinetuneSweep._run_trial
 
@@ -118,7 +116,7 @@ def test_fine_tuning_and_prediction_read_new_words(
 
 
 @pytest.mark.slow
-def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands(run: Path, tmp_path: Path, capsys: Capture) -> None:
     text = tmp_path / "text.txt"
     text.write_text("\n".join(TEXTS))
     for command in (
@@ -133,7 +131,7 @@ def test_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "backward_perplexity" in capsys.readouterr().out
 
 
-def test_data_without_words_is_refused(prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_without_words_is_refused(prepared: Prepared, tmp_path: Path, capsys: Capture) -> None:
     command = ["pretrain", "elmo-small", "--data", str(prepared()), "--out", str(tmp_path / "run"), "--steps", "1"]
     error = run_command(capsys, command, code=2).err.strip().splitlines()[-1]
     assert "needs word boundaries, but the tokenizer (WordPiece) splits words into pieces" in error

@@ -17,6 +17,7 @@ from pretune.runs.estimate import estimate_pretrain
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.text.tokenizer.training import train
+from tests.conftest import Capture
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, shrunk
 
@@ -113,9 +114,7 @@ def test_families_of_one_vocabulary(prepared: Prepared, teacher: Path, tmp_path:
     assert student.summary["teacher_flops"] > 0
 
 
-def test_teachers_that_do_not_fit(
-    prepared: Prepared, teacher: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_teachers_that_do_not_fit(prepared: Prepared, teacher: Path, tmp_path: Path, capsys: Capture) -> None:
     def refuse(code: int, *words: object) -> str:
         settings = [
             word for path, value in STUDENT.items() for word in ("--set", f"{path}={value}".replace("None", "null"))

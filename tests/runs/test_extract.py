@@ -10,7 +10,7 @@ import pretune as pt
 from pretune.inference.index import Hit
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.inference import extract_answers, load_extractive_run
-from tests.conftest import run_command
+from tests.conftest import Capture, Patch, run_command
 from tests.runs import tasked
 
 PASSAGES = ["the old sea is grey", "a quiet house by the river", "the long road in winter"]
@@ -76,9 +76,7 @@ def test_other_models_are_not_extractive(tmp_path: Path) -> None:
     assert load_extractive_run(run) is None
 
 
-def test_from_the_shell(
-    reader: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_from_the_shell(reader: Path, tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.chdir(tmp_path)
     Path("docs.txt").write_text("\n".join(PASSAGES))
     pt.index(reader.parent / "base", PASSAGES, out="library", ids=["a", "b", "c"])

@@ -31,6 +31,7 @@ from pretune.runs.prepare import prepare
 from pretune.runs.task_options import parse_example_counts
 from pretune.training.distributed import Ranks
 from pretune.training.optim.lamb import Lamb
+from tests.conftest import Patch
 from tests.runs import tasked
 from tests.runs.configs import build_finetune_config
 from tests.runs.small import FAST, Prepared, shrunk
@@ -213,9 +214,7 @@ class TestWays:
         found = finetune(base, train=table, out=tmp_path / "run", method="frozen", steps=1, baselines="probe")
         assert found.scores["baselines"][0]["name"] == "probe" and found.scores["baselines"][0]["score"] > 0.8
 
-    def test_a_probe_reads_the_same_whatever_the_method(
-        self, base: Path, table: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_probe_reads_the_same_whatever_the_method(self, base: Path, table: Path, monkeypatch: Patch) -> None:
         opened, seen, read = open_task(TaskConfig(train=str(table))), [], features._compute_features
         monkeypatch.setattr(features, "_compute_features", lambda *given: seen.append(read(*given)) or seen[-1])
         some = opened.parts.train[:20]

@@ -15,6 +15,7 @@ from pretune.core.errors import ResourceError, UsageError
 from pretune.nn import fp8
 from pretune.runs.finetune.entry import finetune
 from pretune.training.run_logger import read_metrics
+from tests.conftest import Capture, Patch
 from tests.runs.small import FAST, Prepared, shrunk
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without bf16
@@ -22,7 +23,7 @@ CHANGES = {**shrunk("gpt2-small"), **FAST, "train.checkpoint_every": 2, "train.e
 
 
 @pytest.fixture
-def allowed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def allowed(monkeypatch: Patch) -> list[str]:
     """The CPU may multiply in fp8, as it can; the dtype of every rounding is recorded."""
     monkeypatch.setattr(fp8, "check_device", lambda device: None)
     dtypes: list[str] = []
@@ -89,9 +90,7 @@ def test_fine_tuning(base: Path, table: Path, tmp_path: Path, allowed: list[str]
     assert not (tmp_path / "lora").exists()
 
 
-def test_without_the_hardware(
-    prepared: Prepared, base: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_the_hardware(prepared: Prepared, base: Path, table: Path, tmp_path: Path, capsys: Capture) -> None:
     """One line and exit code 6, before a directory is made."""
     command = ["pretrain", "bert-tiny", "--data", str(prepared()), "--steps", "2", "--out", str(tmp_path / "run")]
     assert main([*command, "--device", "cpu", "--set", "train.precision=fp8"]) == 6

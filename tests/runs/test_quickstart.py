@@ -35,9 +35,8 @@ from pretune.runs.quickstart import (
 from pretune.server.served_model import ServedModel
 from pretune.tasks.example import Example
 from pretune.text.tokenizer.training import train
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 
-Capture = pytest.CaptureFixture[str]
 PACKAGE = INSTALLED_MODELS[ENCODER].package
 TINY = QuickstartPlan(
     labels=(16, 32), steps=(3, 4), min_steps=2, seeds=2, test=40, dev=12, length=32, batch=8, vocab=120

@@ -22,6 +22,7 @@ from pretune.runs.finetune.entry import finetune
 from pretune.training.checkpoints.manager import CheckpointManager
 from pretune.training.loop import Loop
 from pretune.training.trainer import Trainer
+from tests.conftest import Capture, Patch
 from tests.inference.readers import encoder
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, shrunk
@@ -55,7 +56,7 @@ def straight(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Pa
 class TestBeforeTheFirstCheckpoint:
     """A killed process left run.json, but no checkpoint."""
 
-    def leave(self, data: Path, out: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    def leave(self, data: Path, out: Path, monkeypatch: Patch, **options: Any) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointManager, "save", die)
             with pytest.raises(KilledError):
@@ -67,8 +68,8 @@ class TestBeforeTheFirstCheckpoint:
         prepared: Prepared,
         straight: Path,
         tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        monkeypatch: Patch,
+        capsys: Capture,
     ) -> None:
         out = tmp_path / "run"
         self.leave(prepared(), out, monkeypatch)
@@ -80,7 +81,7 @@ class TestBeforeTheFirstCheckpoint:
         assert (out / "run.json").read_bytes() == settings
 
     def test_initial_weights_are_those_of_the_first_start(
-        self, prepared: Prepared, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, prepared: Prepared, straight: Path, tmp_path: Path, monkeypatch: Patch
     ) -> None:
         options = {"data": prepared(), "steps": 2, "init_from": straight, "overrides": FAST}
         whole = pt.pretrain(out=tmp_path / "whole", **options).path
@@ -91,7 +92,7 @@ class TestBeforeTheFirstCheckpoint:
         assert (again / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
     def test_without_settings_the_whole_command_starts_it(
-        self, prepared: Prepared, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, prepared: Prepared, straight: Path, tmp_path: Path, monkeypatch: Patch
     ) -> None:
         out = tmp_path / "run"
         with monkeypatch.context() as patch, pytest.raises(KilledError):
@@ -103,9 +104,7 @@ class TestBeforeTheFirstCheckpoint:
         pretrain(prepared(), out, resume=True)
         assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 
-    def test_damaged_checkpoints_are_an_error(
-        self, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_damaged_checkpoints_are_an_error(self, prepared: Prepared, tmp_path: Path, monkeypatch: Patch) -> None:
         out = tmp_path / "run"
         self.leave(prepared(), out, monkeypatch)
         (out / "checkpoints/step-00000002").mkdir(parents=True)
@@ -121,9 +120,7 @@ class TestBeforeTheFirstCheckpoint:
         assert (out / "model.safetensors").read_bytes() == (straight / "model.safetensors").read_bytes()
 
     @pytest.mark.parametrize("has_settings", [True, pytest.param(False, marks=pytest.mark.slow)])
-    def test_embedding_training_starts_again(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_settings: bool
-    ) -> None:
+    def test_embedding_training_starts_again(self, tmp_path: Path, monkeypatch: Patch, has_settings: bool) -> None:
         monkeypatch.chdir(tmp_path)
         pt.save(encoder(), "model")
         Path("pairs.tsv").write_text(PAIRS)
@@ -146,7 +143,7 @@ class Project:
     @contextmanager
     def enter(self, folder: Path | None = None) -> Iterator[Path]:
         """Work in this folder, or in another one."""
-        with pytest.MonkeyPatch.context() as patch:
+        with Patch.context() as patch:
             patch.chdir(folder or self.folder)
             yield self.folder
 
@@ -161,7 +158,7 @@ class Project:
                 raise KilledError
             return save(manager, number, *arguments, **options)
 
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+        with Patch.context() as patch, pytest.raises(KilledError):
             patch.setattr(CheckpointManager, "save", save_or_die)
             yield
 
@@ -186,7 +183,7 @@ class TestPretrainingFromAnotherDirectory:
             pt.pretrain(out="whole", **options)
             with project.kill(STEPS):
                 pt.pretrain(out="killed", **options)
-            with pytest.MonkeyPatch.context() as patch, pytest.raises(KilledError):
+            with Patch.context() as patch, pytest.raises(KilledError):
                 patch.setattr(CheckpointManager, "save", die)
                 pt.pretrain(out="begun", **options)
         return project
@@ -315,14 +312,14 @@ class TestVanishedFiles:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
             return compute(loop, *arguments)
 
-        with pytest.MonkeyPatch.context() as patch:
+        with Patch.context() as patch:
             patch.setattr(Loop, "_compute_gradients", compute_without_files)
             yield
         assert not any(path.exists() for path in paths)
 
     @pytest.mark.parametrize("schedule", [None, (0.5, 16)])
     def test_pretraining(
-        self, prepared: Prepared, straight: Path, tmp_path: Path, schedule: Any, capsys: pytest.CaptureFixture[str]
+        self, prepared: Prepared, straight: Path, tmp_path: Path, schedule: Any, capsys: Capture
     ) -> None:
         data = Path(shutil.copytree(prepared(), tmp_path / "data"))
         options: dict[str, Any] = {"objective": "masked", "steps": STEPS, "data": data, "out": tmp_path / "run"}
@@ -347,7 +344,7 @@ class TestVanishedFiles:
         assert {"probe", "random"} <= set(scores["not_run"])
         assert RunDir(run.path).is_finished and run.predict(["a lovely house"])
 
-    def test_embedding_training(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_embedding_training(self, tmp_path: Path, monkeypatch: Patch) -> None:
         monkeypatch.chdir(tmp_path)
         pt.save(encoder(), "model")
         Path("pairs.tsv").write_text(PAIRS)

@@ -13,6 +13,7 @@ from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.verify import check_model
+from tests.conftest import Capture
 from tests.runs.small import FAST, Prepared, shrunk
 
 LOST = {
@@ -20,7 +21,6 @@ LOST = {
     "manifest": ["MANIFEST.json"],
     "all": ["model.safetensors", "config.json", "tokenizer.json", "MANIFEST.json"],
 }
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

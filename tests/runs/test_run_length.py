@@ -17,6 +17,7 @@ from pretune.runs.training_data import DataFacts, open_training_data
 from pretune.studies.estimates import Estimator
 from pretune.training.distributed import Ranks
 from pretune.training.run_logger import read_metrics
+from tests.conftest import Patch
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.selection import keep_quick
@@ -99,7 +100,7 @@ def test_ranks_do_not_change_the_steps(name: str, prepared: Prepared) -> None:
     assert len(steps) == 1
 
 
-def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], out: Path) -> None:
+def stop_at(step: int, monkeypatch: Patch, options: dict[str, Any], out: Path) -> None:
     """Start a run that fails at a step."""
     with monkeypatch.context() as patch:
         patch.setattr(SampleHook, "__call__", lambda self, loop, metrics: 1 / (loop.state.step - step))
@@ -108,9 +109,7 @@ def stop_at(step: int, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any],
 
 
 @pytest.mark.parametrize("name", keep_quick(["two phases", "random lengths"], "two phases"))
-def test_a_resumed_run_ends_at_the_same_step(
-    name: str, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resumed_run_ends_at_the_same_step(name: str, prepared: Prepared, tmp_path: Path, monkeypatch: Patch) -> None:
     options = list_options(name, prepared, tokens=TOKENS, overrides={"train.checkpoint_every": 2})
     whole = pt.pretrain(**options, out=tmp_path / "whole")
     stop_at(7, monkeypatch, options, tmp_path / "part")
@@ -120,9 +119,7 @@ def test_a_resumed_run_ends_at_the_same_step(
     assert weights[0] == weights[1]
 
 
-def test_a_run_keeps_the_steps_it_was_started_with(
-    prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_the_steps_it_was_started_with(prepared: Prepared, tmp_path: Path, monkeypatch: Patch) -> None:
     """A run of an earlier version, which counted other steps, goes on along its schedule."""
     options = list_options("ragged documents", prepared, tokens=TOKENS, overrides={"train.checkpoint_every": 2})
     stop_at(5, monkeypatch, options, tmp_path / "run")

@@ -24,6 +24,7 @@ from pretune.training import validation as evaluation
 from pretune.training.checkpoints.manager import CheckpointHook, CheckpointManager
 from pretune.training.loop import Loop
 from pretune.training.run_logger import read_metrics
+from tests.conftest import Capture, Patch
 from tests.data.texts import blocks, stories
 from tests.runs.small import FAST, Prepared, make, shrunk
 from tests.selection import keep_quick
@@ -64,7 +65,7 @@ def data(prepared: Prepared) -> Path:
 class Clockwork:
     """A clock that the work of a run moves, each part by so many seconds, and none by how busy the machine is."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: Patch) -> None:
         self.spent, self.slower, self.patch = 0.0, 1.0, monkeypatch
         begun = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: begun + self.spent)
@@ -86,7 +87,7 @@ class Clockwork:
 
 
 @pytest.fixture
-def clockwork(monkeypatch: pytest.MonkeyPatch) -> Clockwork:
+def clockwork(monkeypatch: Patch) -> Clockwork:
     return Clockwork(monkeypatch)
 
 
@@ -101,7 +102,7 @@ class TestRepeating:
         run(None, tmp_path / "d", None, config=tmp_path / "c", overrides={"train.seed": "0", "train.workers": "1"})
         assert same(tmp_path / "a", tmp_path / "d")
 
-    def test_what_was_resumed_is_finished(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_what_was_resumed_is_finished(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
         first = run(data, tmp_path / "a")
         before = {path: path.stat().st_mtime_ns for path in (tmp_path / "a").rglob("*") if path.is_file()}
         capsys.readouterr()
@@ -142,7 +143,7 @@ class TestLengths:
 
     @pytest.mark.slow
     def test_the_switch_of_lengths_is_logged(
-        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
     ) -> None:
         """Once, in the log and in the metrics; a run that was stopped there and went on has it once, too."""
         changes = {"data.length_schedule": (0.5, 8), "data.max_length": 64, "train.checkpoint_every": 1}
@@ -163,9 +164,7 @@ class TestLengths:
             assert same(tmp_path / "a", out)
 
     @pytest.mark.slow
-    def test_against_the_clock(
-        self, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clockwork: Clockwork
-    ) -> None:
+    def test_against_the_clock(self, data: Path, tmp_path: Path, monkeypatch: Patch, clockwork: Clockwork) -> None:
         """It ends in time, its rate comes down to nothing, and it can be repeated bit for bit, also after a stop."""
         found = run(
             data, tmp_path / "a", budget="60s", overrides={"data.length_schedule": (0.5, 16), "train.log_every": 1}
@@ -197,7 +196,7 @@ class TestLengths:
         assert 80 < clockwork.spent <= 100 and found.summary["steps"] > 20
 
     def test_a_budget_for_a_few_steps_is_told_to_be_too_small(
-        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, data: Path, tmp_path: Path, capsys: Capture
     ) -> None:
         found = run(data, tmp_path / "a", budget="0.01s")
         steps = found.summary["steps"]
@@ -242,9 +241,7 @@ class TestStarting:
         run(None, tmp_path / "d", None, config=tmp_path / "b/run.json")
         assert same(tmp_path / "b", tmp_path / "d")
 
-    def test_from_an_encoder_to_a_pair_and_on(
-        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_from_an_encoder_to_a_pair_and_on(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
         run(data, tmp_path / "a", objective="masked")
         still = {**FAST, "data.length_schedule": None, "train.lr": 1e-12}
         run(data, tmp_path / "b", None, init_from=tmp_path / "a", objective="replaced_token", overrides=still)
@@ -313,15 +310,13 @@ class TestData:
         told = refused(DataError, tmp_path / "short", tmp_path / "run", objective="masked")
         assert re.search(r"\b32\b", told)
 
-    def test_nothing_held_out(self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_nothing_held_out(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
         text = blocks(tmp_path / "a.txt", stories(20))
         prepare([text], tokenizer=data / "tokenizer", out=tmp_path / "data", holdout=0, workers=0)
         found = run(tmp_path / "data", tmp_path / "run", objective="masked", overrides={"train.samples_every": 2})
         assert found.loss is None and f"warning: {tmp_path / 'data'}: " in capsys.readouterr().err
 
-    def test_too_little_held_out_for_pairs(
-        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_too_little_held_out_for_pairs(self, data: Path, tmp_path: Path, capsys: Capture) -> None:
         text, one = blocks(tmp_path / "a.txt", stories(20)), blocks(tmp_path / "b.txt", ["A house. A river. A road."])
         prepare([text], valid=[one], tokenizer=data / "tokenizer", out=tmp_path / "data", workers=0)
         assert run(tmp_path / "data", tmp_path / "run", objective="next_sentence").loss is None
@@ -411,7 +406,7 @@ class TestWhatIsWritten:
 
     @pytest.mark.slow
     def test_one_time_in_terminal_card_and_report(
-        self, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, data: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch
     ) -> None:
         """The time of the loop, which energy and price are of; that of the whole command is another number."""
         begun, real = time.monotonic(), DataPhases.open
@@ -439,7 +434,7 @@ class TestWhatIsWritten:
         [("bert-tiny", "wordpiece", "cls-sep"), ("gpt2", "bpe", "endoftext"), ("t5-small", "unigram", "sentinels")],
     )
     def test_samples_on_request_change_nothing(
-        self, name: str, kind: str, style: str, prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, name: str, kind: str, style: str, prepared: Prepared, tmp_path: Path, capsys: Capture
     ) -> None:
         changes = {**shrunk(name), **FAST, "data.length_schedule": None}
         run(prepared(kind, style), tmp_path / "a", name, overrides={**changes, "train.samples_every": 0})

@@ -18,6 +18,7 @@ from pretune.training.checkpoints.manager import CheckpointHook
 from pretune.training.distributed import Ranks
 from pretune.training.run_logger import read_metrics
 from pretune.training.step import TrainState
+from tests.conftest import Capture, Patch
 from tests.runs.small import FAST, Prepared, shrunk
 from tests.runs.test_runs import run, same
 
@@ -101,9 +102,7 @@ class TestRuns:
         assert not told(tmp_path / "none") and same(plain, tmp_path / "none")
 
     @pytest.mark.slow
-    def test_killed_and_resumed(
-        self, plain: Path, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_killed_and_resumed(self, plain: Path, prepared: Prepared, tmp_path: Path, monkeypatch: Patch) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(CheckpointHook, "__call__", lambda self, loop, reports: _at(self, loop, saved=40, over=50))
             with pytest.raises(ZeroDivisionError):
@@ -118,8 +117,8 @@ class TestRuns:
         plain: Path,
         prepared: Prepared,
         tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        monkeypatch: Patch,
+        capsys: Capture,
     ) -> None:
         def broken(*_: Any) -> None:
             raise RuntimeError("REASON\nREST")
@@ -148,7 +147,7 @@ class TestRuns:
             assert source == SPLITS[split] and source in pages[1]
             assert not any(other in text for other in {*SPLITS.values()} - {source} for text in pages)
 
-    def test_a_text_with_blanks_is_preferred(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_text_with_blanks_is_preferred(self, monkeypatch: Patch) -> None:
         class Row:
             def __init__(self, blanks: int) -> None:
                 self.blanks = blanks

@@ -16,10 +16,9 @@ from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type, score
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs import tasked
 
-Capture = pytest.CaptureFixture[str]
 TEXTS = ["a lovely quiet house", "the dreadful wind", "a long road", "the night"]
 
 

@@ -10,12 +10,11 @@ import pytest
 from pretune.runs.finetune import sweep
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.trial import PreparedTrial, prepare_trial
+from tests.conftest import Patch
 
 
 @pytest.mark.slow
-def test_a_trial_is_gone_when_the_next_begins(
-    base: Path, table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_is_gone_when_the_next_begins(base: Path, table: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     seen, alive = list[Any](), list[int]()
 
     def prepared(*given: Any) -> PreparedTrial:

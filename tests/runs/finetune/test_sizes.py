@@ -12,10 +12,8 @@ from pretune.cli import main
 from pretune.core.errors import DataError
 from pretune.reports.facts import build_finetuning_rows
 from pretune.runs.finetune.trial import TrialOutlook
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs import tasked
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")

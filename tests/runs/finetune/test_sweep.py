@@ -14,6 +14,7 @@ from pretune.runs.finetune.entry import build_plan, finetune
 from pretune.runs.finetune.estimate import estimate_finetune
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.task_options import FinetuneOptions
+from tests.conftest import Capture
 from tests.runs.configs import build_finetune_config
 
 QUICK: dict[str, Any] = {"train.log_every": 5, "data.max_length": 24}
@@ -132,9 +133,7 @@ def test_a_run_without_checkpoints_leaves_the_same_model(base: Path, table: Path
         build_finetune_config(base, train=table, overrides={"train.max_checkpoints": 1})
 
 
-def test_a_rate_that_diverges_is_left_out(
-    base: Path, table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_rate_that_diverges_is_left_out(base: Path, table: Path, tmp_path: Path, capsys: Capture) -> None:
     options: dict[str, Any] = {"train": table, "steps": 4, "baselines": "none", "overrides": QUICK}
     run = finetune(base, out=tmp_path / "run", lr=[1e30, 1e-3], seeds=2, **options)
     assert [one["lr"] for one in run.scores["trials"]] == [1e-3, 1e-3] and run.scores["model"]["lr"] == 1e-3

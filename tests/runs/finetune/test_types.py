@@ -11,11 +11,9 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.runs.finetune.saved_task import SavedTask
-from tests.conftest import run_command
+from tests.conftest import Capture, run_command
 from tests.runs import tasked
 from tests.selection import keep_quick
-
-Capture = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
