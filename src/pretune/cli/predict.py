@@ -73,12 +73,13 @@ def predict(
             blank += sum(isinstance(value, BlankInput) for value in chunk)
     if not total:
         raise DataError(f"{inputs}: no inputs; expected at least one")
-    if truncated_count:
-        log.warn(f"{truncated_count:,} of {format_count(total, 'inputs')} truncated to {saved_task.max_length} tokens")
-    if blank:
-        log.warn(f"{blank:,} of {format_count(total, 'inputs')} are blank: their predictions are null, with a reason")
-    if empty:
-        log.warn(f"{empty:,} of {format_count(total, 'inputs')} have no text that the tokenizer knows")
+    for count, problem in (
+        (truncated_count, f"truncated to {saved_task.max_length} tokens"),
+        (blank, "are blank: their predictions are null, with a reason"),
+        (empty, "have no text that the tokenizer knows"),
+    ):
+        if count:
+            log.warn(f"{count:,} of {format_count(total, 'inputs')} {problem}")
     hint("report", *runs, "--out", find_free_path("report.html"), silent=as_json)
 
 

@@ -171,9 +171,8 @@ class EmbeddingRun:
         ranks: Ranks,
         shutdown: GracefulShutdown,
     ) -> None:
-        self.settings, self.dataset, self.dev, self.run_dir, self.ranks, self.shutdown = (
-            settings, dataset, dev, run_dir, ranks, shutdown
-        )  # fmt: skip
+        self.settings, self.dataset, self.dev = settings, dataset, dev
+        self.run_dir, self.ranks, self.shutdown = run_dir, ranks, shutdown
         body = checkpoint.load(model, device=ranks.device)
         check_weights(body, model)
         longest = body.spec.max_length
@@ -185,9 +184,14 @@ class EmbeddingRun:
         ready = Embedder(self.encoder)
         self.tokenizer = ready.tokenizer
         self.stream, encoded_texts = build_text_stream(
-            dataset, ready.tokenizer, length=ready.length, prompt=self.encoder.config.prompt, batch_size=settings.batch,
-            seed=settings.seed, ranks=ranks.world,
-        )  # fmt: skip
+            dataset,
+            ready.tokenizer,
+            length=ready.length,
+            prompt=self.encoder.config.prompt,
+            batch_size=settings.batch,
+            seed=settings.seed,
+            ranks=ranks.world,
+        )
         if (encoded_texts.sequences.lengths == 0).any():
             raise DataError("a text has no tokens; remove empty texts")
         if encoded_texts.truncated_texts:

@@ -22,6 +22,7 @@ from pretune.runs.finetune.adapted_model import (
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, count_steps
 from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
 from pretune.runs.finetune.features import FeatureFlops, can_cache, fits
+from pretune.runs.finetune.language_model import estimate_language_model
 from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
 from pretune.tasks.example import Example
 from pretune.tasks.task import sample_subset
@@ -69,7 +70,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     step_flops = _count_step_flops(adapted_model, batch_stats, feature_flops, teacher)
     read = sum(stats.total_tokens for stats in batch_stats) / len(batch_stats)
     total = sum(steps) * len(plan.seeds) + steps[0] * (len(plan.rates) - 1)
-    language_model = _estimate_language_model(tuning, task_data)
+    language_model = estimate_language_model(tuning, task_data)
     flops = total * step_flops
     if feature_flops is not None:  # of the body, once for each training set
         flops += feature_flops.body * sum(_sort_label_counts(plan, len(train))) / len(subset)
@@ -132,15 +133,6 @@ def _count_step_flops(
         count_teacher = build_flops_counter(teacher.model.model.spec)
         flops += sum(map(count_teacher, batch_stats)) / len(batch_stats) / 3
     return flops
-
-
-def _estimate_language_model(tuning: FinetuneConfig, task_data: TaskData) -> dict[str, float] | None:
-    """Return the cost of pre-training on the task's texts, if any."""
-    if not tuning.tune.lm_epochs:
-        return None
-    from pretune.runs.finetune.language_model import estimate_language_model
-
-    return estimate_language_model(tuning, task_data)
 
 
 def _count_labels(task_data: TaskData, train: list[Example]) -> Mapping[str, Mapping[str, float]]:
