@@ -4,8 +4,10 @@ import gc
 import io
 import os
 import re
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from _pytest.capture import CaptureResult
@@ -125,6 +127,21 @@ def shared_data() -> Path:
     if not directory.is_dir():
         pytest.skip(f"no data at {directory}; set PRETUNE_DATA")
     return directory
+
+
+def run_process(
+    command: Sequence[str],
+    *,
+    paths: Sequence[Path] = (ROOT / "src",),
+    cwd: Path | None = None,
+    stdout: Any = subprocess.PIPE,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command with these import paths and variables of the environment; its outputs are captured."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **variables}
+    return subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, cwd=cwd, env=environment, timeout=300, check=False
+    )
 
 
 def run_command(capsys: pytest.CaptureFixture[str], words: Sequence[str], code: int = 0) -> CaptureResult[str]:

@@ -13,7 +13,7 @@ from pretune.cli import app, main
 from pretune.cli._errors import classify_error
 from pretune.core.errors import UsageError
 from pretune.core.registry import Registry
-from tests.conftest import ROOT, Capture, Patch, run_command
+from tests.conftest import ROOT, Capture, Patch, run_command, run_process
 from tests.selection import keep_quick
 
 FAKE = '''
@@ -67,14 +67,7 @@ def verbs(tmp_path: Path, monkeypatch: Patch) -> None:
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "pretune", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
-        timeout=300,
-    )
+    return run_process([sys.executable, "-m", "pretune", *arguments], cwd=ROOT, **environment)
 
 
 @pytest.mark.usefixtures("verbs")
@@ -199,13 +192,7 @@ class TestProcess:
     def test_a_reader_that_leaves_is_no_error(self) -> None:
         command = f"{sys.executable} -m pretune --help | true; exit ${{PIPESTATUS[0]}}"
         for _ in range(3):
-            done = subprocess.run(
-                ["bash", "-c", command],
-                capture_output=True,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-                timeout=300,
-            )
+            done = run_process(["bash", "-c", command])
             assert done.stderr == ""
             assert done.returncode in (0, 1)
 
@@ -215,37 +202,18 @@ class TestProcess:
     )
     @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
     def test_closed_streams_are_no_error(self, words: str, closed: str) -> None:
-        done = subprocess.run(
-            ["bash", "-c", f"{sys.executable} -m pretune {words} {closed}"],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-            timeout=300,
-        )
+        done = run_process(["bash", "-c", f"{sys.executable} -m pretune {words} {closed}"])
         assert done.returncode == 0 and "error" not in done.stderr
 
     def test_closed_standard_input_has_no_inputs(self, workshop: Path) -> None:
-        done = subprocess.run(
-            ["bash", "-c", f"{sys.executable} -m pretune predict 'my runs/tuned' --input - <&-"],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-            cwd=workshop,
-            timeout=300,
-        )
+        command = f"{sys.executable} -m pretune predict 'my runs/tuned' --input - <&-"
+        done = run_process(["bash", "-c", command], cwd=workshop)
         assert done.returncode == 3 and "no inputs" in done.stderr
 
     @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
     def test_a_full_disk_behind_stdout(self) -> None:
         with Path("/dev/full").open("w") as full:
-            done = subprocess.run(
-                [sys.executable, "-m", "pretune", "--help"],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-                timeout=300,
-            )
+            done = run_process([sys.executable, "-m", "pretune", "--help"], stdout=full)
         assert done.stderr.startswith("pretune: error: ") and "No space left on device" in done.stderr
         assert done.returncode == 6
 

@@ -1,7 +1,5 @@
 """What a shell is told while a line is typed: the protocol of click, each time in a process of its own."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +8,7 @@ import pytest
 from pretune.cli import VERBS, _options, main, prepare
 from pretune.core.errors import UsageError
 from tests.cli.asked import complete
-from tests.conftest import ROOT, Capture, run_command
+from tests.conftest import Capture, run_command, run_process
 from tests.selection import keep_quick
 
 SCRIPT = (
@@ -22,13 +20,7 @@ SCRIPT = (
 
 def asked(**variables: str) -> list[str]:
     """The lines that a shell gets; nothing heavy may be imported for them."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **variables},
-        timeout=300,
-    )
+    done = run_process([sys.executable, "-c", SCRIPT], **variables)
     assert (done.returncode, done.stderr) == (0, "")
     return [line for line in done.stdout.splitlines() if line]
 

@@ -1,7 +1,5 @@
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from pretune.objectives import OBJECTIVES
 from pretune.studies import describe_studies
 from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
-from tests.conftest import ROOT, run_command
+from tests.conftest import run_command, run_process
 from tests.selection import keep_quick
 
 
@@ -131,8 +129,7 @@ def test_tasks_say_their_kind_their_metric_and_what_is_there(
 
 def test_tasks_are_listed_without_torch() -> None:
     code = "import sys; from pretune.cli import main; sys.exit(main(['list', 'tasks']) + ('torch' in sys.modules))"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    done = run_process([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 
 
@@ -142,8 +139,7 @@ def test_these_are_listed_without_torch(what: str) -> None:
         f"import sys; from pretune.cli import main; assert main(['list', '{what}']) == 0; "
         "sys.exit(sum(name in sys.modules for name in ('torch', 'numpy', 'rich')))"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
+    done = run_process([sys.executable, "-c", code])
     assert done.returncode == 0, done.stderr
 
 

@@ -1,7 +1,6 @@
 """Ctrl-C at any moment: exit code 130, no traceback, and nothing unfinished left behind."""
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from pretune.cli import EXIT_INTERRUPTED, EXIT_STOPPED, main, shut_down_cleanly
 from pretune.core.errors import StoppedError, UserInterruptError
 from pretune.training.loop import GracefulShutdown
-from tests.conftest import ROOT
+from tests.conftest import ROOT, run_process
 from tests.data.texts import MANY, blocks, byte_tokenizer
 
 IMPORT = """
@@ -57,13 +56,7 @@ sys.exit(main())
 
 
 def interrupted(before: str, arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", before + RUN.format(arguments=arguments)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )
+    return run_process([sys.executable, "-c", before + RUN.format(arguments=arguments)])
 
 
 @pytest.fixture
@@ -99,13 +92,7 @@ CAUGHT = IMPORT.replace(
 def test_where_it_is_easily_lost(arguments: list[str], before: str, tmp_path: Path) -> None:
     """`python -m` ends by the signal itself after the first, and a package turns the second into another error."""
     (tmp_path / "command.py").write_text(before.format(module="numpy") + RUN.format(arguments=arguments))
-    done = subprocess.run(
-        [sys.executable, "-m", "command"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"},
-    )
+    done = run_process([sys.executable, "-m", "command"], paths=(ROOT / "src", tmp_path))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "pretune: interrupted\n")
 
 
