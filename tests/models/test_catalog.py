@@ -133,7 +133,9 @@ def test_every_knob_of_a_recipe_does_something(family: str) -> None:
     assert {"width", "depth", "vocab"} <= set(knobs)
     assert "heads" in knobs or isinstance(resolve(family).last_stack, Recurrent), "only attention has heads"
     for knob, annotation in knobs.items():
-        values = {bool: (True, False), float: (0.25, 0.5)}.get(annotation, (1, 2, 4, 6, 8, 16, 768, 1536, 4096))
+        values = {bool: (True, False), float: (0.25, 0.5)}.get(
+            annotation, (1, 2, 4, 6, 8, 16, 768, 1536, 1792, 3584, 4096)
+        )
         actual = []
         for value in values:
             try:
