@@ -102,6 +102,7 @@ def _draw_class_legend(axes: Any, facts: Facts) -> None:
 def draw_view(facts: Facts) -> Any:
     """Draw the tokens in two columns, with a line from each to those it attends to, as strong as the weight."""
     from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgba
 
     tokens, keys = ([_clip_text(name, 16) for name in facts[side]] for side in ("tokens", "keys"))
     weights = np.asarray(facts["weights"], dtype=float)
@@ -114,7 +115,7 @@ def draw_view(facts: Facts) -> Any:
         for key, weight in enumerate(row):
             strength = float(weight) / strongest
             if strength >= 0.02:
-                colour = (*_to_rgb(SERIES_COLOURS[query % 6]), 0.08 + 0.92 * strength)
+                colour = to_rgba(SERIES_COLOURS[query % 6], 0.08 + 0.92 * strength)
                 strokes.append((0.3 + 2.4 * strength, [(0.0, query), (1.0, key)], colour))
     strokes.sort(key=lambda stroke: stroke[0])  # the strongest on top
     widths, lines, colours = zip(*strokes, strict=True) if strokes else ((), (), ())
@@ -276,19 +277,16 @@ def _cut(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
-def _to_rgb(colour: str) -> tuple[float, float, float]:
-    first, second, third = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
-    return first, second, third
-
-
 def _blend(first: str, second: str, share: float) -> str:
     """Return a colour between two.
 
     >>> _blend("#000000", "#ffffff", 0.5)
     '#808080'
     """
-    mixed_channels = (a + (b - a) * share for a, b in zip(_to_rgb(first), _to_rgb(second), strict=True))
-    return "#" + "".join(f"{round(255 * channel):02x}" for channel in mixed_channels)
+    from matplotlib.colors import to_hex, to_rgb
+
+    red, green, blue = (a + (b - a) * share for a, b in zip(to_rgb(first), to_rgb(second), strict=True))
+    return str(to_hex((red, green, blue)))
 
 
 def _save(figure: Any, file: Path) -> Path:

@@ -180,7 +180,8 @@ def write_modules(encoder: TextEncoder) -> dict[str, bytes]:
 
 def _list_modules(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
     """Return (kind, folder) of every module, in order."""
-    modules = config.check_record(list[_Module], _parse_file(files, MODULES_FILE), CheckpointError, MODULES_FILE)
+    modules = io.parse_json(files[MODULES_FILE], CheckpointError, MODULES_FILE)
+    modules = config.check_record(list[_Module], modules, CheckpointError, MODULES_FILE)
     return [(entry["type"].rpartition(".")[2], entry["path"]) for entry in modules]
 
 
@@ -264,7 +265,7 @@ def _find_prompt(settings: Mapping[str, Any], names: Iterable[Any]) -> str | Non
 def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     if name not in files:
         raise CheckpointError(f"{name}: missing, but {MODULES_FILE} names its folder; copy the directory again")
-    data = _parse_file(files, name)
+    data = io.parse_json(files[name], CheckpointError, name)
     if not isinstance(data, dict):
         raise CheckpointError(f"{name}: expected an object, got {type(data).__name__}")
     return data
@@ -272,11 +273,3 @@ def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 def _read_record(cls: type[Any], files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return {**config.check_record(cls, _read_json(files, name), CheckpointError, name)}
-
-
-def _parse_file(files: Mapping[str, bytes], name: str) -> Any:
-    try:
-        text = files[name].decode()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(f"{name}: not UTF-8 at byte {error.start}") from None
-    return io.parse_json(text, CheckpointError, name)

@@ -53,11 +53,7 @@ class Assets:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file that came with the weights; empty where there is none."""
-        data = self.files.get(name, b"{}")
-        try:
-            content = io.parse_json(data.decode(), CheckpointError, name)
-        except UnicodeDecodeError as error:
-            raise CheckpointError(f"{name}: not UTF-8 at byte {error.start}") from None
+        content = io.parse_json(self.files.get(name, b"{}"), CheckpointError, name)
         if not isinstance(content, dict):
             raise CheckpointError(f"{name}: expected a JSON object at the top level")
         return content

@@ -162,10 +162,7 @@ def render_commands(
     runs: Sequence[RunRecord], results: Sequence[ComparisonResults], paths: Sequence[Path], out: Path
 ) -> Markup:
     """Render the commands that reproduce everything, in order."""
-    lines: list[str] = []
-    for result in results:
-        command = result.metadata.get("command")
-        lines += [command] if isinstance(command, str) else map(str, command) if isinstance(command, list) else []
+    lines = [line for result in results for line in result.list_lines("command")]
     lines += dict.fromkeys(line for line in map(build_prepare_command, runs) if line is not None)
     for run in (record for record in runs if record.is_finetuned or record.is_pretrained):
         verb = "finetune" if run.is_finetuned else "pretrain"

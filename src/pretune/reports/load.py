@@ -104,6 +104,11 @@ class ComparisonResults:
         """Name of the directory."""
         return io.real_path(self.path).name
 
+    def list_lines(self, name: str) -> list[str]:
+        """Return the lines of a text of results.json, which may be a string or a list."""
+        value = self.metadata.get(name)
+        return [value] if isinstance(value, str) else [*map(str, value)] if isinstance(value, list) else []
+
 
 def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonResults]:
     """Load a run, or results and then the runs they list."""
@@ -180,11 +185,7 @@ def _find_metrics(run_dir: RunDir, scores: Facts | None) -> RunDir | None:
 def read_results(directory: Path) -> ComparisonResults:
     """Load and check results.json."""
     path = RunDir(directory).results
-    try:
-        text = io.read_bounded(path, DataError, MAX_BYTES).decode()
-    except UnicodeDecodeError as fault:
-        raise DataError(f"{path}: not UTF-8 at byte {fault.start}") from None
-    data = io.parse_json(text, DataError, str(path))
+    data = io.parse_json(io.read_bounded(path, DataError, MAX_BYTES), DataError, str(path))
     about = check_record(ResultsFile, data if isinstance(data, dict) else {"rows": data}, DataError, str(path))
     rows = about["rows"]
     if not rows:

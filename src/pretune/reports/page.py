@@ -59,7 +59,7 @@ def render_page(
     """Render the complete document."""
     titles = [title, *(result.metadata.get("title") for result in results)]
     names = " · ".join(record.name for record in (results or runs))
-    story = join(element("p", line, kind="lead") for result in results for line in _list_lines(result, "story"))
+    story = join(element("p", line, kind="lead") for result in results for line in result.list_lines("story"))
     sections = _build_sections(runs, results, paths, out)
     return fill_page(next(filter(None, titles), names), story, tiles(_list_tiles(runs, results)), sections)
 
@@ -71,7 +71,7 @@ def _build_sections(
     if not results or needs_run_scores(runs):
         tables += [render_scores(runs), render_suites(runs)]
     label_charts = [*map(draw_label_chart, results), *draw_label_curves(runs)]
-    usage = [line for result in results for line in _list_lines(result, "use")]
+    usage = [line for result in results for line in result.list_lines("use")]
     sections = [
         ("scores", "Scores", join(tables)),
         ("labels", "Training set size", place_figures(label_charts)),
@@ -94,12 +94,6 @@ def needs_run_scores(runs: Sequence[RunRecord]) -> bool:
     """Return whether the scores of runs add to the table of a comparison they belong to."""
     run_scores = [run.scores for run in runs if run.scores]
     return len(run_scores) > 1 or any(scores["baselines"] for scores in run_scores)
-
-
-def _list_lines(result: ComparisonResults, name: str) -> list[str]:
-    """Return the lines of a text of results.json, which may be a string or a list."""
-    value = result.metadata.get(name)
-    return [value] if isinstance(value, str) else [*map(str, value)] if isinstance(value, list) else []
 
 
 def _render_stages(results: ComparisonResults) -> Markup:

@@ -41,20 +41,15 @@ def read_record(cls: type[T], path: str | os.PathLike[str], error: type[PretuneE
 
 def read_records(cls: type[T], path: str | os.PathLike[str], error: type[PretuneError]) -> list[T]:
     """Read a file with one record per line; any problem is raised as `error`, with the file and the line."""
-    name = os.fspath(path)
+    name, records = os.fspath(path), list[T]()
     try:
         with io.BufferedReader(open_regular(path)) as file:
-            return [_read_line(cls, line, error, f"{name}:{number}") for number, line in enumerate(file, start=1)]
+            for number, line in enumerate(file, start=1):
+                place = f"{name}:{number}"
+                records.append(check_record(cls, parse_json(line, error, place), error, place))
     except OSError as fault:
         raise error(f"{name}: cannot be read: {fault.strerror}") from fault
-
-
-def _read_line(cls: type[T], line: bytes, error: type[PretuneError], location: str) -> T:
-    try:
-        text = line.decode()
-    except UnicodeDecodeError as fault:
-        raise error(f"{location}: not UTF-8 at byte {fault.start}") from None
-    return check_record(cls, parse_json(text, error, location), error, location)
+    return records
 
 
 def check_record(

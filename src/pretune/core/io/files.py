@@ -232,12 +232,8 @@ FORMAT: Mapping[str, int] = {"format": 2}
 
 def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: int = MAX_BYTES) -> dict[str, Any]:
     """Read a file that holds one JSON object; any problem is raised as `error`."""
-    name, content = os.fspath(path), read_bounded(path, error, limit)
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as fault:
-        raise error(f"{name}: not UTF-8 at byte {fault.start}") from None
-    data = parse_json(text, error, name)
+    name = os.fspath(path)
+    data = parse_json(read_bounded(path, error, limit), error, name)
     if not isinstance(data, dict):
         raise error(f"{name}: expected a JSON object at the top level, got {_describe_type(data)}")
     return data
@@ -261,8 +257,12 @@ def write_json(path: str | os.PathLike[str], data: Any) -> None:
     atomic_write(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def parse_json(text: str, error: type[PretuneError], location: str) -> Any:
-    """Parse strict JSON text of any type; `location` names it in errors."""
+def parse_json(content: str | bytes, error: type[PretuneError], location: str) -> Any:
+    """Parse strict JSON of any type, bytes as UTF-8; `location` names it in errors."""
+    try:
+        text = content.decode() if isinstance(content, bytes) else content
+    except UnicodeDecodeError as fault:
+        raise error(f"{location}: not UTF-8 at byte {fault.start}") from None
 
     def raise_not_number(constant: str) -> NoReturn:
         raise error(f"{location}: {constant} is not a JSON number")
