@@ -169,8 +169,8 @@ def classify_heads(
     """
     names = [name for name in PATTERNS if name in means]
     excess = np.stack([compute_excess(means[name], uniform[name]) for name in names])
-    others = np.where(np.asarray(entropy) >= broad_threshold, BROAD_CLASS, MIXED_CLASS)
-    return np.where(excess.max(0) >= threshold, np.array(names, dtype=object)[excess.argmax(0)], others)
+    fallback = np.where(np.asarray(entropy) >= broad_threshold, BROAD_CLASS, MIXED_CLASS)
+    return np.where(excess.max(0) >= threshold, np.array(names, dtype=object)[excess.argmax(0)], fallback)
 
 
 def count_classes(classes: NDArray[Any]) -> dict[str, float]:

@@ -285,8 +285,8 @@ def _blend(first: str, second: str, share: float) -> str:
     """
     from matplotlib.colors import to_hex, to_rgb
 
-    red, green, blue = (a + (b - a) * share for a, b in zip(to_rgb(first), to_rgb(second), strict=True))
-    return str(to_hex((red, green, blue)))
+    r, g, b = (a + (b - a) * share for a, b in zip(to_rgb(first), to_rgb(second), strict=True))
+    return str(to_hex((r, g, b)))
 
 
 def _save(figure: Any, file: Path) -> Path:
