@@ -155,8 +155,8 @@ def _render_tags(predictions: Sequence[Facts]) -> Iterator[Markup]:
     worst = sorted(range(len(errors)), key=lambda place: (-errors[place], str(predictions[place].get("id"))))
     for place in worst[:MAX_EXAMPLES]:
         words = [*map(str, predictions[place].get("words", ()))]
-        tagged = zip(words, pairs[place], strict=False)
-        if wrong := [f"{word}: {tag}, gold {gold}" for word, (gold, tag) in tagged if gold != tag]:
+        word_pairs = zip(words, pairs[place], strict=False)
+        if wrong := [f"{word}: {tag}, gold {gold}" for word, (gold, tag) in word_pairs if gold != tag]:
             yield _render_mistake(" ".join(words), answer=_truncate("; ".join(wrong)))
 
 

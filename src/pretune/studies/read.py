@@ -53,14 +53,14 @@ def _read_parts(values: Mapping[str, Any], readers: Mapping[str, Reader], place:
     return {key: readers[key](value, f"{place}{key}") if key in readers else value for key, value in values.items()}
 
 
-def _iterate_named(tree: object, location: str, expected: str = "") -> Iterator[tuple[str, Any, str]]:
-    """Yield names, values and their places; the values are mappings if `expected` describes them."""
+def _iterate_named(tree: object, location: str, content: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Yield names, values and their places; the values are mappings if `content` describes them."""
     if not isinstance(tree, Mapping) or not tree:
         raise UsageError(f"{location}: expected names with settings below them, got {format_value(tree)}")
     for name, value in tree.items():
         place = f"{location}.{name}"
-        if expected and not isinstance(value, Mapping):
-            raise UsageError(f"{place}: expected {expected}, got {format_value(value)}")
+        if content and not isinstance(value, Mapping):
+            raise UsageError(f"{place}: expected {content}, got {format_value(value)}")
         yield str(name), value, place
 
 
