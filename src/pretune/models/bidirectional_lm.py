@@ -15,7 +15,8 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss, Output
-from pretune.models.model import LanguageModel, ModelPair, build_empty
+from pretune.models.generator_discriminator import ModelPair
+from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory, initialise, tie
 from pretune.nn.lstm import reverse_index
 from pretune.nn.recurrent_stack import Recurrent

@@ -21,11 +21,13 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
-from pretune.models.model import LanguageModel, ModelPair, build_empty
+from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory, initialise, tie
+from pretune.nn.attention_mask import Backend
 from pretune.nn.heads import Detector, Head, Transform
 from pretune.nn.layers import Factor, OffsetEmbedding
 from pretune.nn.stack import Stack, TransformerStack
+from pretune.text.tokenizer import Tokenizer
 
 HEAD_WIDTH = 64
 """Head width of the generator, whatever that of the discriminator."""
@@ -124,6 +126,43 @@ def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
     position = stack.position if stack.position and stack.position.mechanism == "input" else None
     embed, inner = stack.embed, stack.embed.get_inner_width(width=model.width)
     return model.vocab, inner, embed.segments, embed.languages, embed.norm, position
+
+
+class ModelPair(nn.Module):
+    """Base class of two language models that are trained together; the first child's assets are those of both."""
+
+    spec: Any
+
+    @property
+    def models(self) -> list[LanguageModel]:
+        """Both models."""
+        return [*self.children()]  # type: ignore[list-item]
+
+    @property
+    def shape(self) -> ModelShape:
+        """Shape name, as objectives list it."""
+        shape: ModelShape = self.spec.shape
+        return shape
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """Tokenizer loaded with the weights, or None."""
+        return self.models[0].tokenizer
+
+    @property
+    def attention_backend(self) -> Backend | None:
+        """Attention backend forced in both models; None: chosen per batch."""
+        return self.models[0].attention_backend
+
+    @attention_backend.setter
+    def attention_backend(self, backend: Backend | None) -> None:
+        for model in self.models:
+            model.attention_backend = backend
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile both models, block by block."""
+        for model in self.models:
+            model.compile(*args, **options)
 
 
 class GeneratorDiscriminator(ModelPair):

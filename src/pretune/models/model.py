@@ -375,43 +375,6 @@ class LanguageModel(nn.Module):
         return self._spellings
 
 
-class ModelPair(nn.Module):
-    """Base class of two language models that are trained together; the first child's assets are those of both."""
-
-    spec: Any
-
-    @property
-    def models(self) -> list[LanguageModel]:
-        """Both models."""
-        return [*self.children()]  # type: ignore[list-item]
-
-    @property
-    def shape(self) -> ModelShape:
-        """Shape name, as objectives list it."""
-        shape: ModelShape = self.spec.shape
-        return shape
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """Tokenizer loaded with the weights, or None."""
-        return self.models[0].tokenizer
-
-    @property
-    def attention_backend(self) -> Backend | None:
-        """Attention backend forced in both models; None: chosen per batch."""
-        return self.models[0].attention_backend
-
-    @attention_backend.setter
-    def attention_backend(self, backend: Backend | None) -> None:
-        for model in self.models:
-            model.attention_backend = backend
-
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile both models, block by block."""
-        for model in self.models:
-            model.compile(*args, **options)
-
-
 def build(spec: Model, *, seed: int = 0, device: torch.device | str = "cpu") -> LanguageModel:
     """Build a randomly initialized model."""
     check_memory(spec, device=device)

@@ -136,6 +136,17 @@ def read_tensors(infos: Iterable[TensorInfo]) -> Iterator[Tensor]:
                 yield tensors.get_tensor(entry.key)
 
 
+def are_equal(first: TensorInfo, second: TensorInfo) -> bool:
+    """Return True if two stored tensors have the same values."""
+    if first == second:
+        return True
+    return (
+        first.shape == second.shape
+        and {first.dtype, second.dtype} <= FLOAT_DTYPES
+        and torch.equal(*read_tensors([first, second]))
+    )
+
+
 def find_nonfinite(tensor: Tensor) -> int | None:
     """Return the index of the first value that is not finite, or None."""
     flat = tensor.reshape(-1)

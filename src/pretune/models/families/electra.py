@@ -13,10 +13,9 @@ from pretune.models.families.shared import (
     Family,
     PaperDefaults,
     Size,
-    build_summary_keys,
 )
 from pretune.models.generator_discriminator import Pair, add_generator
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, check_size, read_key
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, build_summary_keys, check_size, read_key
 from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import Detector, PoolingConfig

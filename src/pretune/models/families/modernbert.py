@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from pretune.core.config import to_dict
-from pretune.models.families.shared import Family, PaperDefaults, Size, read_layer_types, read_rotary, write_rotary
+from pretune.models.families.shared import Family, PaperDefaults, Size, read_rotary, write_rotary
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -16,6 +16,7 @@ from pretune.models.hf.config import (
     check_number,
     check_size,
     read_key,
+    read_layer_types,
     read_object,
 )
 from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule, define_head, make_rules

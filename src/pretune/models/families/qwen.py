@@ -18,7 +18,6 @@ from pretune.models.families.shared import (
     build_head_width_key,
     build_llama_keys,
     build_llama_layout,
-    read_layer_types,
 )
 from pretune.models.hf.config import (
     CustomKey,
@@ -27,6 +26,7 @@ from pretune.models.hf.config import (
     check_flag,
     check_size,
     read_key,
+    read_layer_types,
 )
 from pretune.models.spec import Model, Special
 from pretune.nn.layers import PerHead, RMSNorm

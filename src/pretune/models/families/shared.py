@@ -21,7 +21,6 @@ from pretune.models.hf.config import (
     check_positive,
     check_rate,
     check_size,
-    make_unsupported_error,
     read_key,
     read_object,
 )
@@ -166,27 +165,6 @@ POOLER = PoolingConfig(mode="first", layer="pooler")
 
 SENTENCE_CONFIG_FILE = "sentence_bert_config.json"
 """Settings of the module Transformer of sentence-transformers, which it names after its first model."""
-
-
-def build_summary_keys(kind: str, activation: str | None, *, to_labels: bool) -> tuple[FixedKey, ...]:
-    """Return the keys of a task head that summarizes the states: the supported values of its state and layer."""
-    return (
-        FixedKey("summary_type", (kind,)),
-        FixedKey("summary_activation", (activation,)),
-        FixedKey("summary_use_proj", (True,)),
-        FixedKey("summary_proj_to_labels", (to_labels,)),
-    )
-
-
-def read_layer_types(hf_config: Mapping[str, Any], default: list[str], choices: tuple[str, ...]) -> list[str]:
-    """Return the kind of attention of every layer."""
-    kinds = hf_config.get("layer_types")
-    if kinds is None:
-        return default
-    if not isinstance(kinds, list) or len(kinds) != len(default) or any(kind not in choices for kind in kinds):
-        raise make_unsupported_error("layer_types", kinds, [f"{len(default)} times {' or '.join(choices)}"])
-    return kinds
-
 
 LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
 NO_CHANGES: Mapping[str, Any] = {}

@@ -8,10 +8,18 @@ from pretune.models.families.shared import (
     Family,
     PaperDefaults,
     Size,
-    build_summary_keys,
     derive_hidden,
 )
-from pretune.models.hf.config import CustomKey, FixedKey, Key, check_flag, check_size, get_path, read_key
+from pretune.models.hf.config import (
+    CustomKey,
+    FixedKey,
+    Key,
+    build_summary_keys,
+    check_flag,
+    check_size,
+    get_path,
+    read_key,
+)
 from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention

@@ -6,8 +6,17 @@ from typing import Any
 
 from torch import Tensor
 
-from pretune.models.families.shared import Family, PaperDefaults, Size, build_summary_keys
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, make_unsupported_error, read_key
+from pretune.models.families.shared import Family, PaperDefaults, Size
+from pretune.models.hf.config import (
+    ACTIVATIONS,
+    CustomKey,
+    FixedKey,
+    Key,
+    build_summary_keys,
+    check_size,
+    make_unsupported_error,
+    read_key,
+)
 from pretune.models.hf.weights import Layout, LeadingAxisPacking, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms

@@ -220,6 +220,26 @@ class CustomKey:
 Entry = Key | FixedKey | CustomKey
 
 
+def build_summary_keys(kind: str, activation: str | None, *, to_labels: bool) -> tuple[FixedKey, ...]:
+    """Return the keys of a task head that summarizes the states: the supported values of its state and layer."""
+    return (
+        FixedKey("summary_type", (kind,)),
+        FixedKey("summary_activation", (activation,)),
+        FixedKey("summary_use_proj", (True,)),
+        FixedKey("summary_proj_to_labels", (to_labels,)),
+    )
+
+
+def read_layer_types(hf_config: Mapping[str, Any], default: list[str], choices: tuple[str, ...]) -> list[str]:
+    """Return the kind of attention of every layer."""
+    kinds = hf_config.get("layer_types")
+    if kinds is None:
+        return default
+    if not isinstance(kinds, list) or len(kinds) != len(default) or any(kind not in choices for kind in kinds):
+        raise make_unsupported_error("layer_types", kinds, [f"{len(default)} times {' or '.join(choices)}"])
+    return kinds
+
+
 def refuse_code(hf_config: Mapping[str, Any]) -> None:
     """Raise `CheckpointError` for keys that name code; they are never followed."""
     remedy = "which is never executed; remove the key to load the model without it"

@@ -137,12 +137,8 @@ def make_rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
     return tuple(Rule(ours, theirs) for ours, theirs in table.items())
 
 
-SPAN_RULES = (
-    Rule("span.place.weight", "span.place.weight"),
-    *(Rule(name, name) for name in ("span.first.dense.{p}", "span.first.norm.{p}")),
-    *(Rule(name, name) for name in ("span.second.dense.{p}", "span.second.norm.{p}")),
-    Rule("span.bias", "span.bias"),
-)
+_SPAN_LAYERS = [f"span.{layer}.{part}.{{p}}" for layer in ("first", "second") for part in ("dense", "norm")]
+SPAN_RULES = tuple(Rule(name, name) for name in ("span.place.weight", *_SPAN_LAYERS, "span.bias"))
 """Tensors of a span boundary head, which no class of `transformers` has: it ignores them."""
 HEAD_KEY = "pretune_head"
 """Config key of a head that no class of `transformers` has."""
@@ -437,7 +433,7 @@ def _detect_tying(layout: Layout, is_tied: bool, tensors: dict[str, TensorInfo])
     table = layout.token_table
     for copy in layout.copies:
         if copy in tensors:
-            if not _are_equal(tensors.setdefault(table, tensors[copy]), tensors[copy]):
+            if not tensor_files.are_equal(tensors.setdefault(table, tensors[copy]), tensors[copy]):
                 raise CheckpointError(
                     f"{tensors[copy].file}: tensor '{tensors[copy].key}' differs from '{tensors[table].key}', "
                     "but both must be the token table"
@@ -446,17 +442,7 @@ def _detect_tying(layout: Layout, is_tied: bool, tensors: dict[str, TensorInfo])
     if layout.head not in tensors or not is_tied:
         return is_tied
     head = tensors.pop(layout.head)
-    if _are_equal(tensors.setdefault(table, head), head):
+    if tensor_files.are_equal(tensors.setdefault(table, head), head):
         return True
     tensors[layout.head] = head
     return False
-
-
-def _are_equal(first: TensorInfo, second: TensorInfo) -> bool:
-    if first == second:
-        return True
-    return (
-        first.shape == second.shape
-        and {first.dtype, second.dtype} <= tensor_files.FLOAT_DTYPES
-        and torch.equal(*tensor_files.read_tensors([first, second]))
-    )
