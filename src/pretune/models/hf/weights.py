@@ -312,7 +312,7 @@ class Layout:
     def presence_keys(self) -> dict[str, str]:
         """Parts that tensors can show -> the tensor whose presence shows it; a matrix alone may be tied."""
         head = self.base.head
-        marks = {
+        param_names = {
             "head": "head.transform.dense.{p}" if head and head.transform else "head.bias",
             "pooler": "pooler.dense.{p}",
             "pair": "pair.{p}",
@@ -320,7 +320,7 @@ class Layout:
             "mask_decoder": "mask_decoder.positions.weight",
         }
         parts = self.base.parts - ({"head"} if head and not head.transform and head.bias != "learned" else set())
-        return {part: self._get_tensor_name(marks[part]).replace("{p}", "weight") for part in parts}
+        return {part: self._get_tensor_name(param_names[part]).replace("{p}", "weight") for part in parts}
 
     def _get_tensor_name(self, param_name: str) -> str:
         return next(rule.tensor_name for rule in self.get_rules(self.base) if rule.param_names == param_name)
