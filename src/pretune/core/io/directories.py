@@ -266,11 +266,11 @@ def atomic_directory(
             raise UsageError(f"cannot write '{os.fspath(path)}': '{file}' is a file, not a directory; move it")
         exists = target.is_dir()
         recover(target)
+        remove_abandoned(target)
         if exists and not overwrite and any(not child.name.startswith(TEMPORARY_PREFIX) for child in target.iterdir()):
             raise UsageError(f"cannot write '{os.fspath(path)}': it exists and is not empty; choose another directory")
         new_parents = [parent for parent in target.parents if not parent.exists()]  # the innermost first
         target.parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned(target)
         with temporary_directory(target if exists else target.parent, target) as temporary:
             try:
                 yield temporary
