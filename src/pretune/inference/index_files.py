@@ -118,8 +118,7 @@ def _open_generation(directory: Path) -> IndexGeneration:
         raise CheckpointError(f"{directory / io.MANIFEST}: lists {len(metadata_names)} files of metadata, not one")
     metadata_file = directory / metadata_names[0]
     lease = Lease(metadata_file)
-    size = sum(file.stat().st_size for file in directory.iterdir() if file.is_file())
-    entries = io.check_manifest(directory, hashes=size <= MAX_HASHED_BYTES)["files"]
+    entries = io.check_manifest(directory, hashes=_measure_size(directory) <= MAX_HASHED_BYTES)["files"]
     metadata = config.read_record(IndexMetadata, metadata_file, CheckpointError)
     if not metadata["parts"]:
         raise CheckpointError(f"{metadata_file}: 'parts' is empty; an index has at least one text")
@@ -130,6 +129,15 @@ def _open_generation(directory: Path) -> IndexGeneration:
         if name not in entries:
             raise CheckpointError(f"{metadata_file}: {name!r:.60} is not in {io.MANIFEST}")
     return IndexGeneration(metadata_file, metadata, {name: entries[name] for name in names}, lease)
+
+
+def _measure_size(directory: Path) -> int:
+    """Return the bytes of the files; a writer may remove some meanwhile."""
+    size = 0
+    for file in directory.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            size += file.stat().st_size
+    return size
 
 
 def _read_entries(directory: Path) -> dict[str, Any]:
