@@ -1,6 +1,5 @@
 """Task heads in the classes of `transformers`: layout, tensors and config keys, in both directions."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models.families import FAMILIES
 from pretune.models.hf import checkpoint
-from pretune.models.hf.config import allow_null, check_rate, check_size, make_unsupported_error, read_key
+from pretune.models.hf.config import HfConfig, allow_null, check_rate, check_size, make_unsupported_error
 from pretune.models.hf.weights import HeadLayout, plan_moves
 from pretune.models.model import LanguageModel
 
@@ -55,7 +54,7 @@ def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
     if task.read_fields is not None and task.write_fields is not None:
         try:
             keys |= task.write_fields(model.spec)
-            fields = task.read_fields({**checkpoint.describe_checkpoint(spec)[0], **keys})
+            fields = task.read_fields(HfConfig(checkpoint.describe_checkpoint(spec)[0] | keys))
         except (PretuneError, AttributeError, StopIteration):
             return None
         if any(getattr(model.spec, name) != value for name, value in fields.items()):
@@ -86,11 +85,11 @@ def build_head_config(head: TaskHead) -> dict[str, Any]:
     }
 
 
-def parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int) -> SingleHead:
+def parse_head_config(hf_config: HfConfig, task: HeadLayout, rows: int) -> SingleHead:
     """Return the head spec for the config of a `transformers` class."""
-    drop = read_key(hf_config, "classifier_dropout", check=allow_null(check_rate), default=None)
+    drop = hf_config.read("classifier_dropout", check=allow_null(check_rate), default=None)
     if drop is None:
-        drop = read_key(hf_config, "hidden_dropout_prob", check=allow_null(check_rate), default=None) or 0.0
+        drop = hf_config.read("hidden_dropout_prob", check=allow_null(check_rate), default=None) or 0.0
     names = _read_label_names(hf_config, rows)
     labels = () if names == _make_default_labels(len(names)) else names
     if task.kind == "span":
@@ -112,11 +111,11 @@ def parse_head_config(hf_config: Mapping[str, Any], task: HeadLayout, rows: int)
     return head_class(classes=len(names), labels=labels, pooling=task.pooling, dropout=drop)
 
 
-def _read_label_names(hf_config: Mapping[str, Any], rows: int) -> tuple[str, ...]:
+def _read_label_names(hf_config: HfConfig, rows: int) -> tuple[str, ...]:
     """Return the labels of a config in order; default names if it has none."""
     table = hf_config.get("id2label")
     if table is None:
-        count = read_key(hf_config, "num_labels", "_num_labels", check=allow_null(check_size), default=None) or rows
+        count = hf_config.read("num_labels", "_num_labels", check=allow_null(check_size), default=None) or rows
         if count != rows:
             raise CheckpointError(f"key 'num_labels' = {count}, but the weights have {rows} outputs")
         return _make_default_labels(rows)

@@ -39,7 +39,7 @@ from pretune.core.log import format_count
 from pretune.models import tensor_files
 from pretune.models.catalog import AnyModel
 from pretune.models.hf import checkpoint
-from pretune.models.hf.config import is_equivalent
+from pretune.models.hf.config import HfConfig, is_equivalent
 from pretune.models.hf.weights import HEAD_KEY, TASK_PREFIX, HeadLayout, Move, Rule, plan_moves
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import PARTS
@@ -293,7 +293,7 @@ def _load_full_model(
 
 
 def _read_head_spec(
-    folder: Path, hf_config: Mapping[str, Any], task: HeadLayout | None, tensors: Mapping[str, TensorInfo]
+    folder: Path, hf_config: HfConfig, task: HeadLayout | None, tensors: Mapping[str, TensorInfo]
 ) -> AnyHead:
     """Return the head spec stored in a directory, checked against the number of outputs of its weights."""
     head = _parse_head(hf_config[HEAD_KEY]) if task is None else None

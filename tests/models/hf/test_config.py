@@ -10,7 +10,7 @@ from pretune.core.errors import CheckpointError, PretuneError
 from pretune.models.catalog import resolve
 from pretune.models.families import FAMILIES, get_model_types
 from pretune.models.hf.checkpoint import describe_checkpoint
-from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, check_size, is_equivalent, read_key, refuse_code
+from pretune.models.hf.config import CODE_KEYS, IGNORED_KEYS, HfConfig, check_size, is_equivalent
 from pretune.models.hf.weights import Layout
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import BandedScaling, LinearScaling, Rotary
@@ -389,11 +389,12 @@ def layout_of(model_type: str) -> Layout:
 
 def read(found: dict[str, Any], parts: frozenset[str] | None = None) -> Model:
     """Return the spec of a config whose file has all parts of its class (or the given parts)."""
-    refuse_code(found)
+    hf_config = HfConfig(found)
+    hf_config.refuse_code()
     layout = layout_of(found["model_type"])
-    promised, tied = layout.read_claims(found)
+    promised, tied = layout.read_claims(hf_config)
     full = next(iter(layout.classes.values()))
-    return layout.read(found, parts if parts is not None else full if promised is None else promised, is_tied=tied)
+    return layout.read(hf_config, parts if parts is not None else full if promised is None else promised, is_tied=tied)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -709,11 +710,11 @@ def test_as_many_keys_as_queries_are_no_groups(model_type: str) -> None:
 
 
 def test_take() -> None:
-    assert read_key({}, "a", "b", check=check_size, default=3) == 3
-    assert read_key({"b": 4}, "a", "b", check=check_size, default=3) == 4
-    assert read_key({"a": 4, "b": 4}, "a", "b", check=check_size, default=3) == 4
+    assert HfConfig({}).read("a", "b", check=check_size, default=3) == 3
+    assert HfConfig({"b": 4}).read("a", "b", check=check_size, default=3) == 4
+    assert HfConfig({"a": 4, "b": 4}).read("a", "b", check=check_size, default=3) == 4
     with pytest.raises(CheckpointError, match=r"'a' = 4.*'b' = 5"):
-        read_key({"a": 4, "b": 5}, "a", "b", check=check_size, default=3)
+        HfConfig({"a": 4, "b": 5}).read("a", "b", check=check_size, default=3)
 
 
 def test_deep_values_do_not_recurse() -> None:

@@ -1,8 +1,6 @@
 """ALBERT (Lan et al., 2020): one layer for the whole depth, factorized embeddings, sentence-order prediction."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from pretune.core.errors import CheckpointError
 from pretune.models.families.bert import build_spec as build_bert_spec
@@ -16,7 +14,7 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
 )
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, check_size, read_key
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, HfConfig, Key, SpecChanges, check_size
 from pretune.models.hf.weights import Layout, Rule, define_encoder_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.layers import ActivationName, Factor
@@ -56,12 +54,11 @@ def build_spec(
     )
 
 
-def _read_sharing(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_sharing(hf_config: HfConfig) -> SpecChanges:
     """Read three keys: `num_hidden_layers` times a group of `inner_group_num` layers, out of `num_hidden_groups`."""
     names = ("num_hidden_layers", "num_hidden_groups", "inner_group_num")
     rounds, groups, size = (
-        read_key(hf_config, name, check=check_size, default=default)
-        for name, default in zip(names, (12, 1, 1), strict=True)
+        hf_config.read(name, check=check_size, default=default) for name, default in zip(names, (12, 1, 1), strict=True)
     )
     if groups > rounds:
         raise CheckpointError(f"key 'num_hidden_groups' = {groups}: must be at most 'num_hidden_layers' = {rounds}")
@@ -76,7 +73,7 @@ def _read_sharing(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     return {"encoder.depth": rounds * size, "encoder.share": share, "encoder.group_size": size}
 
 
-def _write_sharing(spec: Model) -> dict[str, Any]:
+def _write_sharing(spec: Model) -> dict[str, object]:
     assert isinstance(spec.encoder, Stack)
     stack = spec.encoder
     return {

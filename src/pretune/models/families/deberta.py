@@ -4,11 +4,9 @@ Version 2 is trained on masked tokens, which an enhanced mask decoder predicts. 
 tokens; generator and discriminator share embeddings, but not their gradients.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from pretune.core.config import to_dict
 from pretune.core.errors import CheckpointError
 from pretune.models.families.shared import ENCODER_ACTIVATION, ENCODER_NAMES, Family, PaperDefaults, Size
 from pretune.models.generator_discriminator import Pair
@@ -17,21 +15,22 @@ from pretune.models.hf.config import (
     CustomKey,
     Entry,
     FixedKey,
+    HfConfig,
     Key,
-    check_choice,
+    SpecChanges,
+    allow_choices,
     check_flag,
     check_positive,
     check_rate,
     check_size,
     make_unsupported_error,
-    read_key,
 )
 from pretune.models.hf.weights import Layout, Rule, define_encoder_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
 from pretune.nn.heads import Detector, Head, PoolingConfig, Transform
-from pretune.nn.layers import Embed, Factor, FeedForward, LayerNorm
+from pretune.nn.layers import ActivationName, Embed, Factor, FeedForward, LayerNorm
 from pretune.nn.mask_decoder import MaskDecoder
 from pretune.nn.positions import DistanceEmbedding, DistanceTerms, LearnedEmbedding
 from pretune.nn.stack import Convolution, Stack
@@ -107,18 +106,18 @@ OLD_HEAD, NEW_HEAD = "cls.predictions", "lm_predictions.lm_head"
 """Tensor names of the two vocabulary heads of the reference, which compute the same."""
 
 
-def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_attention(hf_config: HfConfig) -> SpecChanges:
     """Return attention and positions: disentangled, or by content alone without relative_attention."""
-    width = read_key(hf_config, "hidden_size", check=check_size, default=1536)
-    heads = read_key(hf_config, "num_attention_heads", check=check_size, default=24)
-    rows = read_key(hf_config, "max_position_embeddings", check=check_size, default=512)
-    dropout = read_key(hf_config, "attention_probs_dropout_prob", check=check_rate, default=0.1)
-    is_relative = read_key(hf_config, "relative_attention", check=check_flag, default=False)
-    is_shared = read_key(hf_config, "share_att_key", check=check_flag, default=False)
-    has_input = read_key(hf_config, "position_biased_input", check=check_flag, default=True)
+    width = hf_config.read("hidden_size", check=check_size, default=1536)
+    heads = hf_config.read("num_attention_heads", check=check_size, default=24)
+    rows = hf_config.read("max_position_embeddings", check=check_size, default=512)
+    dropout = hf_config.read("attention_probs_dropout_prob", check=check_rate, default=0.1)
+    is_relative = hf_config.read("relative_attention", check=check_flag, default=False)
+    is_shared = hf_config.read("share_att_key", check=check_flag, default=False)
+    has_input = hf_config.read("position_biased_input", check=check_flag, default=True)
     terms = _read_terms(hf_config)
     for name, value in (("attention_head_size", width // heads), ("pooler_hidden_size", width)):
-        if read_key(hf_config, name, check=check_size, default=value) != value:
+        if hf_config.read(name, check=check_size, default=value) != value:
             raise make_unsupported_error(name, hf_config[name], [value])
     absolute = LearnedEmbedding(rows=rows) if has_input else None
     distances = _read_distances(hf_config, rows, absolute)
@@ -129,11 +128,10 @@ def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
         attention = replace(attention, distances=DistanceTerms(terms=terms, shared=is_shared))
     elif terms:  # NOTE: the reference scales by the number of terms, though it then leaves them out
         attention = replace(attention, scale=(width // heads * (1 + len(terms))) ** -0.5)
-    position = distances if is_relative else absolute
     return {
-        "encoder.blocks.*.attention": to_dict(attention),
-        "encoder.position": None if position is None else to_dict(position),
-        "mask_decoder": to_dict(MaskDecoder(rows=rows)) if is_relative and not has_input else None,
+        "encoder.blocks.*.attention": attention,
+        "encoder.position": distances if is_relative else absolute,
+        "mask_decoder": MaskDecoder(rows=rows) if is_relative and not has_input else None,
     }
 
 
@@ -141,7 +139,7 @@ TERMS = {"c2p": ("c2p",), "p2c": ("p2c",), "c2p|p2c": ("c2p", "p2c")}
 """Supported values of pos_att_type, which may also be a list."""
 
 
-def _read_terms(hf_config: Mapping[str, Any]) -> tuple[Any, ...]:
+def _read_terms(hf_config: HfConfig) -> tuple[Any, ...]:
     value = hf_config.get("pos_att_type")
     if value is None or value == []:
         return ()
@@ -158,29 +156,29 @@ def _check_limit(key: str, value: Any) -> int | None:
     return None if type(value) is int and value == -1 else check_size(key, value)
 
 
-def _read_distances(hf_config: Mapping[str, Any], rows: int, absolute: LearnedEmbedding | None) -> DistanceEmbedding:
+def _read_distances(hf_config: HfConfig, rows: int, absolute: LearnedEmbedding | None) -> DistanceEmbedding:
     norms = hf_config.get("norm_rel_ebd", "none")
     norms = norms.lower().strip() if isinstance(norms, str) else norms
     return DistanceEmbedding(
-        buckets=read_key(hf_config, "position_buckets", check=_check_limit, default=None),
-        max_distance=read_key(hf_config, "max_relative_positions", check=_check_limit, default=None) or rows,
-        norm=_read_norm(hf_config) if check_choice("norm_rel_ebd", norms, NORM_NAMES) else None,
+        buckets=hf_config.read("position_buckets", check=_check_limit, default=None),
+        max_distance=hf_config.read("max_relative_positions", check=_check_limit, default=None) or rows,
+        norm=_read_norm(hf_config) if allow_choices(NORM_NAMES)("norm_rel_ebd", norms) else None,
         input=absolute,
-        dropout=read_key(hf_config, "hidden_dropout_prob", check=check_rate, default=0.1),
+        dropout=hf_config.read("hidden_dropout_prob", check=check_rate, default=0.1),
     )
 
 
 NORM_NAMES = {"none": False, "layer_norm": True}
 
 
-def _read_norm(hf_config: Mapping[str, Any]) -> LayerNorm:
-    return LayerNorm(eps=read_key(hf_config, "layer_norm_eps", check=check_positive, default=1e-7))
+def _read_norm(hf_config: HfConfig) -> LayerNorm:
+    return LayerNorm(eps=hf_config.read("layer_norm_eps", check=check_positive, default=1e-7))
 
 
-def _write_attention(spec: Model) -> dict[str, Any]:
+def _write_attention(spec: Model) -> dict[str, object]:
     assert isinstance(spec.encoder, Stack)
     attention, position = spec.encoder.blocks[0].attention, spec.encoder.position
-    out: dict[str, Any] = {
+    out: dict[str, object] = {
         "num_attention_heads": attention.heads,
         "attention_head_size": spec.width // attention.heads,
         "attention_probs_dropout_prob": attention.dropout,
@@ -207,12 +205,12 @@ def _write_attention(spec: Model) -> dict[str, Any]:
     }
 
 
-def _read_embedding(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    width = read_key(hf_config, "hidden_size", check=check_size, default=1536)
-    table = read_key(hf_config, "embedding_size", check=check_size, default=width)
+def _read_embedding(hf_config: HfConfig) -> SpecChanges:
+    width = hf_config.read("hidden_size", check=check_size, default=1536)
+    table = hf_config.read("embedding_size", check=check_size, default=width)
     return {
-        "encoder.embed.segments": read_key(hf_config, "type_vocab_size", check=_check_count, default=None),
-        "encoder.embed.factor": None if table == width else to_dict(Factor(width=table, bias=False, input="sum")),
+        "encoder.embed.segments": hf_config.read("type_vocab_size", check=_check_count, default=None),
+        "encoder.embed.factor": None if table == width else Factor(width=table, bias=False, input="sum"),
     }
 
 
@@ -221,27 +219,27 @@ def _check_count(key: str, value: Any) -> int | None:
     return None if type(value) is int and value == 0 else check_size(key, value)
 
 
-def _write_embedding(spec: Model) -> dict[str, Any]:
+def _write_embedding(spec: Model) -> dict[str, object]:
     return {"type_vocab_size": spec.last_stack.embed.segments or 0, "embedding_size": spec.table}
 
 
-CONV_ACTIVATIONS = {**ACTIVATIONS, "tanh": "tanh"}
+CONV_ACTIVATIONS: dict[str, ActivationName] = {**ACTIVATIONS, "tanh": "tanh"}
 
 
-def _read_conv(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    kernel = read_key(hf_config, "conv_kernel_size", check=_check_count, default=None)
-    groups = read_key(hf_config, "conv_groups", check=check_size, default=1)
-    activation = check_choice("conv_act", hf_config.get("conv_act", "tanh"), CONV_ACTIVATIONS)
+def _read_conv(hf_config: HfConfig) -> SpecChanges:
+    kernel = hf_config.read("conv_kernel_size", check=_check_count, default=None)
+    groups = hf_config.read("conv_groups", check=check_size, default=1)
+    activation = hf_config.read("conv_act", check=allow_choices(CONV_ACTIVATIONS), default=CONV_ACTIVATIONS["tanh"])
     if kernel is None:
         return {"encoder.conv": None}
     if kernel % 2 == 0:
         raise CheckpointError(f"key 'conv_kernel_size' = {kernel}: must be odd")
-    dropout = read_key(hf_config, "hidden_dropout_prob", check=check_rate, default=0.1)
+    dropout = hf_config.read("hidden_dropout_prob", check=check_rate, default=0.1)
     conv = Convolution(kernel=kernel, groups=groups, activation=activation, norm=_read_norm(hf_config), dropout=dropout)
-    return {"encoder.conv": to_dict(conv)}
+    return {"encoder.conv": conv}
 
 
-def _write_conv(spec: Model) -> dict[str, Any]:
+def _write_conv(spec: Model) -> dict[str, object]:
     assert isinstance(spec.encoder, Stack)
     conv = spec.encoder.conv or Convolution()
     activation = next(theirs for theirs, ours in CONV_ACTIVATIONS.items() if ours == conv.activation)
@@ -249,9 +247,9 @@ def _write_conv(spec: Model) -> dict[str, Any]:
     return {"conv_kernel_size": kernel, "conv_groups": conv.groups, "conv_act": activation}
 
 
-def _read_legacy(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_legacy(hf_config: HfConfig) -> SpecChanges:
     """Check the key; the names of the tensors show the kind of head."""
-    read_key(hf_config, "legacy", check=check_flag, default=True)
+    hf_config.read("legacy", check=check_flag, default=True)
     return {}
 
 

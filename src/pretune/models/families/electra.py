@@ -1,6 +1,5 @@
 """ELECTRA (Clark et al., 2020): an encoder trained to detect tokens replaced by a small masked language model."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,7 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.generator_discriminator import Pair, add_generator
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, build_summary_keys, check_size, read_key
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, build_summary_keys, check_size
 from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import Detector, PoolingConfig
@@ -62,10 +61,10 @@ SMALL_SETTINGS = {"width": 256, "depth": 12, "heads": 4, "table": 128}
 DEFAULT_SIZES = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 
 
-def _read_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    width = read_key(hf_config, "hidden_size", check=check_size, default=DEFAULT_SIZES["hidden_size"])
-    table = read_key(hf_config, "embedding_size", check=check_size, default=128)
-    return {"encoder.embed.factor": None if table == width else {"kind": "factor", "width": table}}
+def _read_table(hf_config: HfConfig) -> SpecChanges:
+    width = hf_config.read("hidden_size", check=check_size, default=DEFAULT_SIZES["hidden_size"])
+    table = hf_config.read("embedding_size", check=check_size, default=128)
+    return {"encoder.embed.factor": None if table == width else Factor(width=table)}
 
 
 def _build_template() -> Model:

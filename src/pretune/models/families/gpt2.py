@@ -1,8 +1,6 @@
 """GPT-2 (Radford et al., 2019) and GPT-3 (Brown et al., 2020): pre-norm left-to-right decoders."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from pretune.core import config
 from pretune.models.families.gpt import build_spec as build_gpt_spec
@@ -14,7 +12,16 @@ from pretune.models.families.shared import (
     build_decoder_training,
     build_gpt_rules,
 )
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, allow_null, check_size, read_key
+from pretune.models.hf.config import (
+    ACTIVATIONS,
+    CustomKey,
+    FixedKey,
+    HfConfig,
+    Key,
+    SpecChanges,
+    allow_null,
+    check_size,
+)
 from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
@@ -49,13 +56,13 @@ def build_spec(
     return config.replace(base, changes)
 
 
-def _read_inner(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    inner = read_key(hf_config, "n_inner", check=allow_null(check_size), default=None)
-    width = read_key(hf_config, "n_embd", "hidden_size", check=check_size, default=768)
+def _read_inner(hf_config: HfConfig) -> SpecChanges:
+    inner = hf_config.read("n_inner", check=allow_null(check_size), default=None)
+    width = hf_config.read("n_embd", "hidden_size", check=check_size, default=768)
     return {"decoder.blocks.*.feedforward.hidden": 4 * width if inner is None else inner}
 
 
-def _write_inner(spec: Model) -> dict[str, Any]:
+def _write_inner(spec: Model) -> dict[str, object]:
     return {"n_inner": spec.first_block.feedforward.hidden}
 
 

@@ -1,29 +1,27 @@
 """ModernBERT (Warner et al., 2024): an encoder with rotary positions, GeGLU, and local attention in most layers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pretune.core.config import to_dict
 from pretune.models.families.shared import Family, PaperDefaults, Size, read_rotary, write_rotary
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
+    HfConfig,
     Key,
-    check_choice,
+    SpecChanges,
+    allow_choices,
     check_flag,
     check_number,
     check_size,
-    read_key,
-    read_layer_types,
-    read_object,
 )
 from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule, define_head, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
-from pretune.nn.heads import Head, PoolingConfig, Transform
+from pretune.nn.heads import Head, PoolingConfig, PoolingMode, Transform
 from pretune.nn.layers import Embed, FeedForward, LayerNorm
 from pretune.nn.positions import Rotary
 from pretune.nn.stack import MAX_LAYERS, Stack
@@ -83,31 +81,31 @@ def build_blocks(
     return (replace(blocks[0], attention_norms=Norms()), *blocks[1:])
 
 
-def _read_layers(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    depth = read_key(hf_config, "num_hidden_layers", check=check_size, default=22)
+def _read_layers(hf_config: HfConfig) -> SpecChanges:
+    depth = hf_config.read("num_hidden_layers", check=check_size, default=22)
     if depth > MAX_LAYERS:
         return {}  # the stack refuses it
-    period = read_key(hf_config, "global_attn_every_n_layers", check=check_size, default=3)
+    period = hf_config.read("global_attn_every_n_layers", check=check_size, default=3)
     default_kinds = [LOCAL if i % period else GLOBAL for i in range(depth)]
-    kinds = read_layer_types(hf_config, default_kinds, (GLOBAL, LOCAL))
-    parameters = read_object(hf_config, "rope_parameters")
+    kinds = hf_config.read_layer_types(default_kinds, (GLOBAL, LOCAL))
+    parameters = hf_config.read_object("rope_parameters")
     for name in parameters:
-        check_choice("rope_parameters", name.rpartition(".")[2], {GLOBAL: GLOBAL, LOCAL: LOCAL})
+        allow_choices({GLOBAL: GLOBAL, LOCAL: LOCAL})("rope_parameters", name.rpartition(".")[2])
     rotaries = {
         kind: read_rotary(
-            {**hf_config, **parameters}, theta=default.theta, key=f"rope_parameters.{kind}", old_names=(old_name,)
+            HfConfig(hf_config | parameters), theta=default.theta, key=f"rope_parameters.{kind}", old_names=(old_name,)
         )
         for kind, default, old_name in (
             (GLOBAL, GLOBAL_ROTARY, "global_rope_theta"),
             (LOCAL, LOCAL_ROTARY, "local_rope_theta"),
         )
     }
-    window = read_key(hf_config, "local_attention", check=check_size, default=128) // 2 + 1
+    window = hf_config.read("local_attention", check=check_size, default=128) // 2 + 1
     blocks = build_blocks([kind == LOCAL for kind in kinds], window, rotaries[LOCAL])
-    return {"encoder.blocks": [to_dict(block) for block in blocks], "encoder.position": to_dict(rotaries[GLOBAL])}
+    return {"encoder.blocks": blocks, "encoder.position": rotaries[GLOBAL]}
 
 
-def _write_layers(spec: Model) -> dict[str, Any]:
+def _write_layers(spec: Model) -> dict[str, object]:
     assert isinstance(spec.encoder, Stack) and isinstance(spec.encoder.position, Rotary)
     attentions = [block.attention for block in spec.encoder.layers]
     local = next((attention for attention in attentions if attention.window), attentions[0])
@@ -121,44 +119,43 @@ def _write_layers(spec: Model) -> dict[str, Any]:
     }
 
 
-def _read_transform(hf_config: Mapping[str, Any]) -> Transform:
+def _read_transform(hf_config: HfConfig) -> Transform:
     """Return the layer between states and vocabulary matrix, or classifier."""
-    activation = hf_config.get("classifier_activation", "gelu")
     return Transform(
-        activation=check_choice("classifier_activation", activation, ACTIVATIONS),
-        bias=read_key(hf_config, "classifier_bias", check=check_flag, default=False),
+        activation=hf_config.read("classifier_activation", check=allow_choices(ACTIVATIONS), default="gelu"),
+        bias=hf_config.read("classifier_bias", check=check_flag, default=False),
         norm=LayerNorm(
-            eps=read_key(hf_config, "norm_eps", check=check_number, default=1e-5),
-            bias=read_key(hf_config, "norm_bias", check=check_flag, default=False),
+            eps=hf_config.read("norm_eps", check=check_number, default=1e-5),
+            bias=hf_config.read("norm_bias", check=check_flag, default=False),
         ),
     )
 
 
-def _write_transform(transform: Transform) -> dict[str, Any]:
+def _write_transform(transform: Transform) -> dict[str, object]:
     activation = next(theirs for theirs, ours in ACTIVATIONS.items() if ours == transform.activation)
     return {"classifier_activation": activation, "classifier_bias": transform.bias}
 
 
-def _read_head(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    has_bias = read_key(hf_config, "decoder_bias", check=check_flag, default=True)
-    return {"head.transform": to_dict(_read_transform(hf_config)), "head.bias": "learned" if has_bias else None}
+def _read_head(hf_config: HfConfig) -> SpecChanges:
+    has_bias = hf_config.read("decoder_bias", check=check_flag, default=True)
+    return {"head.transform": _read_transform(hf_config), "head.bias": "learned" if has_bias else None}
 
 
-def _write_head(spec: Model) -> dict[str, Any]:
+def _write_head(spec: Model) -> dict[str, object]:
     if spec.head is None or spec.head.transform is None:
         return {}
     return {"decoder_bias": spec.head.bias is not None, **_write_transform(spec.head.transform)}
 
 
-POOLING_MODES = {"cls": "first", "mean": "mean"}
+POOLING_MODES: dict[str, PoolingMode] = {"cls": "first", "mean": "mean"}
 
 
-def _read_pooling(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    mode = check_choice("classifier_pooling", hf_config.get("classifier_pooling", "cls"), POOLING_MODES)
+def _read_pooling(hf_config: HfConfig) -> dict[str, Any]:
+    mode = hf_config.read("classifier_pooling", check=allow_choices(POOLING_MODES), default=POOLING_MODES["cls"])
     return {"pooling": PoolingConfig(mode=mode, layer=_read_transform(hf_config))}
 
 
-def _write_pooling(head: Any) -> dict[str, Any]:
+def _write_pooling(head: Any) -> dict[str, object]:
     mode = next(theirs for theirs, ours in POOLING_MODES.items() if ours == head.pooling.mode)
     return {"classifier_pooling": mode, **_write_transform(head.pooling.layer)}
 

@@ -1,8 +1,5 @@
 """MPT (MosaicML, 2023): ALiBi positions, no biases."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training, derive_hidden
@@ -10,12 +7,12 @@ from pretune.models.hf.config import (
     IGNORED_KEYS,
     CustomKey,
     FixedKey,
+    HfConfig,
     Key,
+    SpecChanges,
     allow_null,
     check_positive,
     check_rate,
-    read_key,
-    read_object,
 )
 from pretune.models.hf.weights import FusedPacking, Layout, Rule, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model
@@ -79,16 +76,16 @@ _KNOWN_KEYS = {
 }
 
 
-def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    attention = read_object(hf_config, "attn_config")
+def _read_attention(hf_config: HfConfig) -> SpecChanges:
+    attention = hf_config.read_object("attn_config")
     for name, value in _FIXED_VALUES.items():
-        FixedKey(f"attn_config.{name}", (value,)).read(attention)
+        attention.require(f"attn_config.{name}", value)
     for name, value in attention.items():
         if name.removeprefix("attn_config.") not in _KNOWN_KEYS and value not in (None, False, {}, []):
             raise CheckpointError(f"key {format_value(name)} is unknown; its effect cannot be reproduced")
-    dropout = read_key(attention, "attn_config.attn_pdrop", check=check_rate, default=0.0)
+    dropout = attention.read("attn_config.attn_pdrop", check=check_rate, default=0.0)
     clip, scale = (
-        read_key(attention, f"attn_config.{name}", check=allow_null(check_positive), default=None)
+        attention.read(f"attn_config.{name}", check=allow_null(check_positive), default=None)
         for name in ("clip_qkv", "softmax_scale")
     )
     return {
@@ -99,7 +96,7 @@ def _read_attention(hf_config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _write_attention(spec: Model) -> dict[str, Any]:
+def _write_attention(spec: Model) -> dict[str, object]:
     assert isinstance(spec.decoder, Stack)
     attention = spec.decoder.blocks[0].attention
     # NOTE: the reference takes only integers for this rate; others are stored under the key `pretune`.

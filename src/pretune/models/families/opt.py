@@ -1,12 +1,19 @@
 """OPT (Zhang et al., 2022): an open GPT-3, with ReLU and positions that start at row 2."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretune.core import config
 from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
 from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, Key, allow_null, check_flag, check_size, read_key
+from pretune.models.hf.config import (
+    ACTIVATIONS,
+    CustomKey,
+    FixedKey,
+    HfConfig,
+    Key,
+    SpecChanges,
+    allow_null,
+    check_flag,
+    check_size,
+)
 from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
@@ -44,18 +51,18 @@ def build_spec(
     return config.replace(base, changes)
 
 
-def _read_norms(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    has_scale = read_key(hf_config, "layer_norm_elementwise_affine", check=check_flag, default=True)
-    norm = config.to_dict(LayerNorm(scale=has_scale))
-    pre = read_key(hf_config, "do_layer_norm_before", check=check_flag, default=True)
-    final = pre and not read_key(hf_config, "_remove_final_layer_norm", check=check_flag, default=False)
+def _read_norms(hf_config: HfConfig) -> SpecChanges:
+    has_scale = hf_config.read("layer_norm_elementwise_affine", check=check_flag, default=True)
+    norm = LayerNorm(scale=has_scale)
+    pre = hf_config.read("do_layer_norm_before", check=check_flag, default=True)
+    final = pre and not hf_config.read("_remove_final_layer_norm", check=check_flag, default=False)
     return {
-        "decoder.blocks.*.norms": {"kind": "norms", "pre" if pre else "post": norm},
+        "decoder.blocks.*.norms": Norms(pre=norm) if pre else Norms(post=norm),
         "decoder.norm": norm if final else None,
     }
 
 
-def _write_norms(spec: Model) -> dict[str, Any]:
+def _write_norms(spec: Model) -> dict[str, object]:
     norms = spec.first_block.norms
     norm = norms.pre or norms.post
     return {
@@ -65,14 +72,14 @@ def _write_norms(spec: Model) -> dict[str, Any]:
     }
 
 
-def _read_table(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    width = read_key(hf_config, "hidden_size", check=check_size, default=768)
-    table = read_key(hf_config, "word_embed_proj_dim", check=allow_null(check_size), default=None)
+def _read_table(hf_config: HfConfig) -> SpecChanges:
+    width = hf_config.read("hidden_size", check=check_size, default=768)
+    table = hf_config.read("word_embed_proj_dim", check=allow_null(check_size), default=None)
     if table in (None, width):
         return {}
     return {
-        "decoder.embed.factor": {"kind": "factor", "width": table, "bias": False, "input": "tokens"},
-        "head.transform": config.to_dict(Transform(bias=False)),
+        "decoder.embed.factor": Factor(width=table, bias=False, input="tokens"),
+        "head.transform": Transform(bias=False),
     }
 
 

@@ -1,8 +1,7 @@
 """Qwen2 (Yang et al., 2024) and dense Qwen3 (Yang et al., 2025): Llama with other biases and norms of attention."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
@@ -19,15 +18,7 @@ from pretune.models.families.shared import (
     build_llama_keys,
     build_llama_layout,
 )
-from pretune.models.hf.config import (
-    CustomKey,
-    Key,
-    allow_null,
-    check_flag,
-    check_size,
-    read_key,
-    read_layer_types,
-)
+from pretune.models.hf.config import CustomKey, HfConfig, Key, SpecChanges, allow_null, check_flag, check_size
 from pretune.models.spec import Model, Special
 from pretune.nn.layers import PerHead, RMSNorm
 from pretune.nn.positions import Rotary
@@ -76,23 +67,23 @@ def _build_template(build: Callable[[], Model]) -> Model:
 def _build_window_key(build: Callable[[], Model]) -> CustomKey:
     """Return the keys of sliding windows, which the last layers have from `max_window_layers` on, or named ones."""
 
-    def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        depth = read_key(hf_config, "num_hidden_layers", check=check_size, default=32)
+    def read(hf_config: HfConfig) -> SpecChanges:
+        depth = hf_config.read("num_hidden_layers", check=check_size, default=32)
         if depth > MAX_LAYERS:
             return {}  # the stack refuses it
-        window = read_key(hf_config, "sliding_window", check=allow_null(check_size), default=4096)
-        if not read_key(hf_config, "use_sliding_window", check=check_flag, default=False):
+        window = hf_config.read("sliding_window", check=allow_null(check_size), default=4096)
+        if not hf_config.read("use_sliding_window", check=check_flag, default=False):
             window = None
-        first = read_key(hf_config, "max_window_layers", check=partial(check_size, minimum=0), default=28)
+        first = hf_config.read("max_window_layers", check=partial(check_size, minimum=0), default=28)
         default_kinds = [FULL if window is None or i < first else SLIDING for i in range(depth)]
-        kinds = read_layer_types(hf_config, default_kinds, (FULL,) if window is None else (FULL, SLIDING))
+        kinds = hf_config.read_layer_types(default_kinds, (FULL,) if window is None else (FULL, SLIDING))
         if SLIDING not in kinds:
             return {}
-        [block] = config.to_dict(build())["decoder"]["blocks"]
+        block = build().first_block
         windows = {f"decoder.blocks.{i}.attention.window": window for i in range(depth) if kinds[i] == SLIDING}
-        return {"decoder.blocks": [block] * depth, **windows}
+        return {"decoder.blocks": (block,) * depth, **windows}
 
-    def write(spec: Model) -> dict[str, Any]:
+    def write(spec: Model) -> dict[str, object]:
         assert isinstance(spec.decoder, Stack)
         windows = [block.attention.window for block in spec.decoder.layers]
         kinds = [FULL if window is None else SLIDING for window in windows]

@@ -1,9 +1,7 @@
 """RoBERTa (Liu et al., 2019), XLM-R, BabyBERTa and MiniBERTa: BERT's encoder without sentence pairs."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
@@ -19,7 +17,7 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
 )
-from pretune.models.hf.config import ACTIVATIONS, CustomKey, Key, check_token, get_path, read_key
+from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, check_token, get_path
 from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import PoolingConfig
@@ -62,12 +60,12 @@ FIRST_TOKEN = PoolingConfig(mode="first", layer="own")
 """<s> through a new dense layer of the head: the pooler was not pre-trained."""
 
 
-def _read_offset(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    pad = read_key(hf_config, "pad_token_id", check=check_token, default=1)
+def _read_offset(hf_config: HfConfig) -> SpecChanges:
+    pad = hf_config.read("pad_token_id", check=check_token, default=1)
     return {"encoder.position.offset": 2 if pad is None else pad + 1}
 
 
-def _write_offset(spec: Model) -> dict[str, Any]:
+def _write_offset(spec: Model) -> dict[str, object]:
     offset = get_path(spec, "encoder.position.offset")
     if spec.special.pad != offset - 1:
         raise CheckpointError(

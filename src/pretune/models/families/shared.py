@@ -5,7 +5,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from pretune.core.config import to_dict
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.generator_discriminator import Pair
@@ -15,14 +14,14 @@ from pretune.models.hf.config import (
     CustomKey,
     Entry,
     FixedKey,
+    HfConfig,
     Key,
+    SpecChanges,
+    allow_choices,
     allow_null,
-    check_choice,
     check_positive,
     check_rate,
     check_size,
-    read_key,
-    read_object,
 )
 from pretune.models.hf.weights import (
     FusedPacking,
@@ -182,11 +181,11 @@ def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tup
     of the rotated fraction of a head.
     """
 
-    def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+    def read(hf_config: HfConfig) -> SpecChanges:
         rotary = read_rotary(hf_config, theta=theta, fraction=fraction, old_names=old_names)
-        return {"decoder.position": to_dict(rotary)}
+        return {"decoder.position": rotary}
 
-    def write(spec: Model) -> dict[str, Any]:
+    def write(spec: Model) -> dict[str, object]:
         assert spec.decoder is not None and isinstance(spec.decoder.position, Rotary)
         parameters = write_rotary(spec.decoder.position)
         if fraction != 1.0:  # the default of the reference, so 1 must be stated
@@ -198,7 +197,7 @@ def build_rope_key(theta: float = 10000.0, fraction: float = 1.0, old_names: tup
 
 
 def read_rotary(
-    hf_config: Mapping[str, Any],
+    hf_config: HfConfig,
     *,
     theta: float,
     fraction: float = 1.0,
@@ -206,14 +205,15 @@ def read_rotary(
     old_names: tuple[str, ...] = (),
 ) -> Rotary:
     """Return the rotary positions of a config, from the object `key` or the older keys next to it."""
-    parameters = read_object(hf_config, key) | read_object(hf_config, "rope_scaling")
-    all_keys = {**hf_config, **parameters}
+    parameters = hf_config.read_object(key) | hf_config.read_object("rope_scaling")
+    all_keys = HfConfig(hf_config | parameters)
 
-    def get(name: str, check: Check, *aliases: str) -> Any:
+    def get(name: str, check: Check[Any], *aliases: str) -> Any:
         names = (f"{key}.{name}", f"rope_scaling.{name}", *aliases)
-        return read_key(all_keys, *names, check=allow_null(check), default=None)
+        return all_keys.read(*names, check=allow_null(check), default=None)
 
-    kind = get("rope_type", _check_rope_type, f"{key}.type", "rope_scaling.type") or "default"
+    check_type = allow_choices({name: name for name in ROPE_SCALINGS})
+    kind = get("rope_type", check_type, f"{key}.type", "rope_scaling.type") or "default"
     allowed_names = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *ROPE_SCALINGS[kind]}
     allowed_names |= {"original_max_position_embeddings"} if kind == "llama3" else set()
     for name, value in parameters.items():
@@ -222,19 +222,17 @@ def read_rotary(
     base = get("rope_theta", check_positive, "rope_theta", *old_names[:1])
     rotary_fraction = get("partial_rotary_factor", check_rate, "partial_rotary_factor", *old_names[1:])
     if len(old_names) < 2:  # the reference then rotates whole heads, whatever the config states
-        FixedKey("partial_rotary_factor", (1.0,)).read({"partial_rotary_factor": rotary_fraction})
+        HfConfig(partial_rotary_factor=rotary_fraction).require("partial_rotary_factor", 1.0)
     return Rotary(
         theta=theta if base is None else base,
         fraction=fraction if rotary_fraction is None else rotary_fraction,
-        scaling=_read_scaling(
-            kind, get, read_key(hf_config, "max_position_embeddings", check=check_size, default=2048)
-        ),
+        scaling=_read_scaling(kind, get, hf_config.read("max_position_embeddings", check=check_size, default=2048)),
     )
 
 
-def write_rotary(rotary: Rotary) -> dict[str, Any]:
+def write_rotary(rotary: Rotary) -> dict[str, object]:
     """Return the object `rope_parameters` of rotary positions."""
-    parameters: dict[str, Any] = {"rope_type": "default", "rope_theta": rotary.theta}
+    parameters: dict[str, object] = {"rope_type": "default", "rope_theta": rotary.theta}
     if rotary.fraction != 1.0:
         parameters["partial_rotary_factor"] = rotary.fraction
     if isinstance(rotary.scaling, LinearScaling):
@@ -250,11 +248,9 @@ def write_rotary(rotary: Rotary) -> dict[str, Any]:
     return parameters
 
 
-def _check_rope_type(key: str, value: Any) -> str:
-    return str(check_choice(key, value, {name: name for name in ROPE_SCALINGS}))
-
-
-def _read_scaling(kind: str, get: Callable[[str, Check], Any], context: int) -> LinearScaling | BandedScaling | None:
+def _read_scaling(
+    kind: str, get: Callable[[str, Check[Any]], Any], context: int
+) -> LinearScaling | BandedScaling | None:
     numbers = {name: get(name, check_positive) for name in ROPE_SCALINGS[kind]}
     for name, value in numbers.items():
         if value is None:
@@ -328,7 +324,7 @@ def derive_hidden(side: str, *names: str, default: int) -> CustomKey:
     path = f"{side}.blocks.*.feedforward.hidden"
     return CustomKey(
         (),
-        lambda hf_config: {path: 4 * read_key(hf_config, *names, check=check_size, default=default)},
+        lambda hf_config: {path: 4 * hf_config.read(*names, check=check_size, default=default)},
         lambda spec: {},
     )
 
@@ -363,13 +359,13 @@ def build_llama_keys(
     )
 
 
-def _read_kv_heads(default: int | None, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
-    kv_heads = read_key(hf_config, "num_key_value_heads", check=allow_null(check_size), default=default)
+def _read_kv_heads(default: int | None, hf_config: HfConfig) -> SpecChanges:
+    heads = hf_config.read("num_attention_heads", check=check_size, default=32)
+    kv_heads = hf_config.read("num_key_value_heads", check=allow_null(check_size), default=default)
     return {"decoder.blocks.*.attention.kv_heads": None if kv_heads in (None, heads) else kv_heads}
 
 
-def _write_kv_heads(spec: Model) -> dict[str, Any]:
+def _write_kv_heads(spec: Model) -> dict[str, object]:
     attention = spec.first_block.attention
     return {"num_key_value_heads": attention.kv_heads or attention.heads}
 
@@ -377,14 +373,14 @@ def _write_kv_heads(spec: Model) -> dict[str, Any]:
 def build_head_width_key(default: int | None = None) -> CustomKey:
     """Return the key of the head width, which is None in a spec if it follows from width and heads."""
 
-    def read(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        width = read_key(hf_config, "hidden_size", check=check_size, default=4096)
-        heads = read_key(hf_config, "num_attention_heads", check=check_size, default=32)
-        head_width = read_key(hf_config, "head_dim", check=allow_null(check_size), default=default)
+    def read(hf_config: HfConfig) -> SpecChanges:
+        width = hf_config.read("hidden_size", check=check_size, default=4096)
+        heads = hf_config.read("num_attention_heads", check=check_size, default=32)
+        head_width = hf_config.read("head_dim", check=allow_null(check_size), default=default)
         is_derived = head_width is None or heads * head_width == width
         return {"decoder.blocks.*.attention.head_width": None if is_derived else head_width}
 
-    def write(spec: Model) -> dict[str, Any]:
+    def write(spec: Model) -> dict[str, object]:
         return {"head_dim": spec.first_block.attention.resolve_shape(width=spec.width)[2]}
 
     return CustomKey(("head_dim",), read, write)

@@ -5,7 +5,7 @@ At L = 12 layers, an encoder-decoder of L + L layers has twice the parameters P 
 same compute M per token; sharing its halves or halving its depth brings it back to P.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,14 +15,14 @@ from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
     Entry,
-    FixedKey,
+    HfConfig,
     Key,
+    SpecChanges,
+    allow_choices,
     allow_null,
-    check_choice,
     check_flag,
     check_size,
     expand_sides,
-    read_key,
 )
 from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import FanIn, Model, Special
@@ -116,44 +116,42 @@ GATES = {
 }
 
 
-def _read_gate(default: str, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    is_gated, activation = check_choice("feed_forward_proj", hf_config.get("feed_forward_proj", default), GATES)
+def _read_gate(default: str, hf_config: HfConfig) -> SpecChanges:
+    is_gated, activation = hf_config.read("feed_forward_proj", check=allow_choices(GATES), default=GATES[default])
     # Newer releases also write these derived keys.
-    FixedKey("is_gated_act", (is_gated,)).read(hf_config)
-    FixedKey("dense_act_fn", tuple(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation)).read(
-        hf_config
-    )
+    hf_config.require("is_gated_act", is_gated)
+    hf_config.require("dense_act_fn", *(theirs for theirs, ours in ACTIVATIONS.items() if ours == activation))
     places = expand_sides(["blocks.*.feedforward.gated"]), expand_sides(["blocks.*.feedforward.activation"])
     return {**dict.fromkeys(places[0], is_gated), **dict.fromkeys(places[1], activation)}
 
 
-def _write_gate(spec: Model) -> dict[str, Any]:
+def _write_gate(spec: Model) -> dict[str, object]:
     layer = spec.first_block.feedforward
     return {"feed_forward_proj": next(name for name, gate in GATES.items() if gate == (layer.gated, layer.activation))}
 
 
-def _read_scale(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    is_scaled = read_key(hf_config, "scale_decoder_outputs", check=allow_null(check_flag), default=None)
+def _read_scale(hf_config: HfConfig) -> SpecChanges:
+    is_scaled = hf_config.read("scale_decoder_outputs", check=allow_null(check_flag), default=None)
     if is_scaled is None:
-        is_scaled = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None) is not False
+        is_scaled = hf_config.read("tie_word_embeddings", check=allow_null(check_flag), default=None) is not False
     return {
-        "head.scale": read_key(hf_config, "d_model", "hidden_size", check=check_size, default=512) ** -0.5
+        "head.scale": hf_config.read("d_model", "hidden_size", check=check_size, default=512) ** -0.5
         if is_scaled
         else None
     }
 
 
-def _write_scale(spec: Model) -> dict[str, Any]:
+def _write_scale(spec: Model) -> dict[str, object]:
     return {"scale_decoder_outputs": spec.head is not None and spec.head.scale is not None}
 
 
-def _read_depth(default: int, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    depth = read_key(hf_config, "num_layers", "num_hidden_layers", check=check_size, default=default)
-    decoder_depth = read_key(hf_config, "num_decoder_layers", check=allow_null(check_size), default=None)
+def _read_depth(default: int, hf_config: HfConfig) -> SpecChanges:
+    depth = hf_config.read("num_layers", "num_hidden_layers", check=check_size, default=default)
+    decoder_depth = hf_config.read("num_decoder_layers", check=allow_null(check_size), default=None)
     return {"encoder.depth": depth, "decoder.depth": depth if decoder_depth is None else decoder_depth}
 
 
-def _write_depth(spec: Model) -> dict[str, Any]:
+def _write_depth(spec: Model) -> dict[str, object]:
     assert spec.encoder is not None and spec.decoder is not None
     return {"num_layers": spec.encoder.depth, "num_decoder_layers": spec.decoder.depth}
 

@@ -1,8 +1,5 @@
 """XLM (Lample and Conneau, 2019): an encoder for several languages, with language embeddings and translation pairs."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from pretune.models.families.shared import (
     ENCODER_ACTIVATION,
     Family,
@@ -13,12 +10,13 @@ from pretune.models.families.shared import (
 from pretune.models.hf.config import (
     CustomKey,
     FixedKey,
+    HfConfig,
     Key,
+    SpecChanges,
     build_summary_keys,
     check_flag,
     check_size,
     get_path,
-    read_key,
 )
 from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
@@ -67,18 +65,18 @@ def build_spec(
     )
 
 
-def _read_languages(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    count = read_key(hf_config, "n_langs", check=check_size, default=1)
-    is_used = read_key(hf_config, "use_lang_emb", check=check_flag, default=True)
+def _read_languages(hf_config: HfConfig) -> SpecChanges:
+    count = hf_config.read("n_langs", check=check_size, default=1)
+    is_used = hf_config.read("use_lang_emb", check=check_flag, default=True)
     return {"encoder.embed.languages": count if is_used and count > 1 else None}
 
 
-def _read_activation(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    is_gelu = read_key(hf_config, "gelu_activation", check=check_flag, default=True)
+def _read_activation(hf_config: HfConfig) -> SpecChanges:
+    is_gelu = hf_config.read("gelu_activation", check=check_flag, default=True)
     return {ENCODER_ACTIVATION: "gelu" if is_gelu else "relu"}
 
 
-def _write_languages(spec: Model) -> dict[str, Any]:
+def _write_languages(spec: Model) -> dict[str, object]:
     languages = spec.last_stack.embed.languages
     return {"n_langs": languages or 1, "use_lang_emb": True}
 

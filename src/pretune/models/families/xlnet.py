@@ -1,8 +1,6 @@
 """XLNet (Yang et al., 2019): a bidirectional encoder trained to predict tokens in random order."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
@@ -11,11 +9,11 @@ from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
     FixedKey,
+    HfConfig,
     Key,
+    SpecChanges,
     build_summary_keys,
     check_size,
-    make_unsupported_error,
-    read_key,
 )
 from pretune.models.hf.weights import Layout, LeadingAxisPacking, Rule, define_head, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
@@ -78,16 +76,15 @@ class HeadPacking:
         return matrix.reshape(matrix.shape[0], spec.first_block.attention.heads, -1)
 
 
-def _read_head(hf_config: Mapping[str, Any]) -> dict[str, Any]:
+def _read_head(hf_config: HfConfig) -> SpecChanges:
     """Check that d_head, if present, equals width / heads."""
-    width = read_key(hf_config, "d_model", "hidden_size", check=check_size, default=1024)
-    heads = read_key(hf_config, "n_head", "num_attention_heads", check=check_size, default=16)
-    if hf_config.get("d_head") is not None and check_size("d_head", hf_config["d_head"]) != width // heads:
-        raise make_unsupported_error("d_head", hf_config["d_head"], [width // heads])
+    width = hf_config.read("d_model", "hidden_size", check=check_size, default=1024)
+    heads = hf_config.read("n_head", "num_attention_heads", check=check_size, default=16)
+    hf_config.require("d_head", width // heads)
     return {}
 
 
-def _write_head(spec: Model) -> dict[str, Any]:
+def _write_head(spec: Model) -> dict[str, object]:
     return {"d_head": spec.width // spec.first_block.attention.heads}
 
 

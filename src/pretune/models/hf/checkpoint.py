@@ -25,7 +25,7 @@ from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.catalog import AnyModel
 from pretune.models.families import FAMILIES, find_by_model_type, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
-from pretune.models.hf.config import is_equivalent, refuse_code
+from pretune.models.hf.config import HfConfig, is_equivalent
 from pretune.models.hf.weights import (
     HEAD_KEY,
     HeadLayout,
@@ -188,9 +188,9 @@ def inspect_checkpoint(directory: str | Path) -> tuple[Model, list[Move], dict[s
     return model.spec, moves, tensors
 
 
-def read_head(folder: Path) -> tuple[dict[str, Any], HeadLayout | None, dict[str, TensorInfo]] | None:
+def read_head(folder: Path) -> tuple[HfConfig, HeadLayout | None, dict[str, TensorInfo]] | None:
     """Return the task head of a directory (config, layout of its `transformers` class, tensors), or None."""
-    hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
+    hf_config = _read_config(folder)
     layout = None if hf_config.get("model_type") == NATIVE_TYPE else _find_layout(hf_config)
     task = None if layout is None else layout.find_task_head(hf_config)
     if task is None and HEAD_KEY not in hf_config:
@@ -198,7 +198,7 @@ def read_head(folder: Path) -> tuple[dict[str, Any], HeadLayout | None, dict[str
     return hf_config, task, split_head(tensor_files.read_headers(folder), task, "")[1]
 
 
-def describe_checkpoint(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], str, Mapping[str, str]]:
+def describe_checkpoint(spec: Model) -> tuple[HfConfig, tuple[Rule, ...], str, Mapping[str, str]]:
     """Return the config of a spec, the rules of its tensor names, the prefix to strip, and the duplicates to write.
 
     The config is the family's Hugging Face config if that expresses the spec. If it lacks only values that do not
@@ -207,7 +207,8 @@ def describe_checkpoint(spec: Model) -> tuple[dict[str, Any], tuple[Rule, ...], 
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     hf_config = None if layout is None else _express(layout, spec)
     if layout is None or hf_config is None:
-        return {"model_type": NATIVE_TYPE, NATIVE_TYPE: config.to_dict(spec)}, _make_identity_rules(spec), "", {}
+        native_config = HfConfig(model_type=NATIVE_TYPE, pretune=config.to_dict(spec))
+        return native_config, _make_identity_rules(spec), "", {}
     bare = layout.classes[hf_config["architectures"][0]] <= {"pooler"}
     return hf_config, layout.get_rules(spec), layout.prefix if bare else "", layout.get_duplicates(spec)
 
@@ -245,7 +246,7 @@ def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list
     io.check_links(folder, CheckpointError)
     if not (folder / CONFIG_FILE).exists():
         raise CheckpointError(f"{folder}: no {CONFIG_FILE} in it, so it is not a model; {_suggest_remedy(folder)}")
-    hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
+    hf_config = _read_config(folder)
     spec, rules, tensors, optional = _understand(folder, hf_config, head)
     model = build_empty(spec)
     moves = plan_moves([name for name, _ in iterate_weights(model)], rules)
@@ -253,7 +254,7 @@ def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list
     return model, moves, tensors
 
 
-def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
+def _express(layout: Layout, spec: Model) -> HfConfig | None:
     """Return the Hugging Face config of a spec, or None if the layout cannot express it."""
     try:
         hf_config = layout.write(spec)
@@ -263,11 +264,11 @@ def _express(layout: Layout, spec: Model) -> dict[str, Any] | None:
         return None
     if not is_equivalent(restored_spec, spec):
         return None
-    return hf_config if restored_spec == spec else {**hf_config, NATIVE_TYPE: config.to_dict(spec)}
+    return hf_config if restored_spec == spec else HfConfig(hf_config, pretune=config.to_dict(spec))
 
 
 def _understand(
-    folder: Path, hf_config: dict[str, Any], head: str | None
+    folder: Path, hf_config: HfConfig, head: str | None
 ) -> tuple[Model, tuple[Rule, ...], dict[str, TensorInfo], tuple[str, ...]]:
     """Return spec, rules, tensors under their full names, and optional tensors of a directory."""
     if hf_config.get("model_type") == NATIVE_TYPE:
@@ -280,7 +281,7 @@ def _understand(
             _check_layers(spec, tensors)
         return spec, _make_identity_rules(spec), tensors, ()
     with add_path(folder / CONFIG_FILE):
-        refuse_code(hf_config)
+        hf_config.refuse_code()
         layout = _find_layout(hf_config)
         claimed_parts, is_tied = layout.read_claims(hf_config)
         task = layout.find_task_head(hf_config)
@@ -298,6 +299,10 @@ def _understand(
     return spec, layout.get_rules(spec), tensors, layout.zeros
 
 
+def _read_config(folder: Path) -> HfConfig:
+    return HfConfig(io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES))
+
+
 @contextmanager
 def add_path(config: Path) -> Iterator[None]:
     """Prefix errors with the path of the config file."""
@@ -307,7 +312,7 @@ def add_path(config: Path) -> Iterator[None]:
         raise CheckpointError(f"{config}: {error}") from None
 
 
-def _find_layout(hf_config: Mapping[str, Any]) -> Layout:
+def _find_layout(hf_config: HfConfig) -> Layout:
     """Return the layout for the model_type of a config."""
     kind = hf_config.get("model_type")
     family = find_by_model_type(kind) if isinstance(kind, str) else None
@@ -320,9 +325,9 @@ def _find_layout(hf_config: Mapping[str, Any]) -> Layout:
     return layout
 
 
-def _read_native(hf_config: Mapping[str, Any]) -> Model:
+def _read_native(hf_config: HfConfig) -> Model:
     """Return the spec of a native config."""
-    refuse_code(hf_config)
+    hf_config.refuse_code()
     allowed_keys = ("model_type", NATIVE_TYPE, "dtype", "architectures", HEAD_KEY)
     for name in hf_config:
         if name not in allowed_keys:
@@ -332,7 +337,7 @@ def _read_native(hf_config: Mapping[str, Any]) -> Model:
     return config.from_dict(Model, hf_config.get(NATIVE_TYPE), location=NATIVE_TYPE)
 
 
-def _refine_spec(hf_config: Mapping[str, Any], spec: Model) -> Model:
+def _refine_spec(hf_config: HfConfig, spec: Model) -> Model:
     """Return the spec under the key `pretune` of a Hugging Face config; it must be equivalent to `spec`."""
     native_spec = config.from_dict(Model, hf_config[NATIVE_TYPE], location=NATIVE_TYPE)
     if not is_equivalent(native_spec, spec):
@@ -408,7 +413,7 @@ def _read_assets(folder: Path, spec: Model) -> dict[str, bytes]:
         file = folder / name
         if file.is_file():
             files[name] = io.read_bounded(file, CheckpointError, MAX_ASSET_BYTES)
-    hf_config = io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES)
+    hf_config = _read_config(folder)
     if hf_config.get("force_bos_token_to_be_generated") is True:  # the first releases of BART
         hf_config["forced_bos_token_id"] = hf_config.get("bos_token_id", spec.special.bos)
     forced_tokens = {name: hf_config[name] for name in FORCED_TOKENS if hf_config.get(name) is not None}
@@ -432,6 +437,6 @@ def _read_tokenizer(folder: Path, spec: Model) -> Any:
     return tokenizer
 
 
-def _make_generation_config(hf_config: dict[str, Any]) -> dict[str, Any]:
+def _make_generation_config(hf_config: HfConfig) -> dict[str, object]:
     names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
     return {name: hf_config[name] for name in names if hf_config.get(name) is not None}

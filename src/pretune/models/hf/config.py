@@ -7,18 +7,25 @@ code is followed.
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pretune.core import config
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.spec import Model
+from pretune.nn.layers import ActivationName
 
 MAX_SIZE = 2**31 - 1
 """Largest size; a file with a larger one is damaged or hostile."""
 
-Check = Callable[[str, Any], Any]
+T = TypeVar("T")
+Default = TypeVar("Default")
+
+Check = Callable[[str, Any], T]
 """Takes a key and its value; returns the checked value or raises `CheckpointError`."""
+
+SpecChanges = dict[str, object]
+"""Values to set in a spec, by path; `*` stands for every block of the pattern."""
 
 
 def check_size(key: str, value: Any, minimum: int = 1) -> int:
@@ -28,7 +35,7 @@ def check_size(key: str, value: Any, minimum: int = 1) -> int:
     return value
 
 
-def _make_number_check(requirement: str, is_allowed: Callable[[float], bool]) -> Callable[[str, Any], float]:
+def _make_number_check(requirement: str, is_allowed: Callable[[float], bool]) -> Check[float]:
     """Return the check of a finite number."""
 
     def check(key: str, value: Any) -> float:
@@ -51,9 +58,20 @@ def check_flag(key: str, value: Any) -> bool:
     return value
 
 
-def allow_null(check: Check) -> Check:
+def allow_null(check: Check[T]) -> Check[T | None]:
     """Return a check that also accepts null."""
     return lambda key, value: None if value is None else check(key, value)
+
+
+def allow_choices(options: Mapping[str, T]) -> Check[T]:
+    """Return a check that accepts the names in `options` and returns our value for them."""
+
+    def check(key: str, value: Any) -> T:
+        if not isinstance(value, str) or value not in options:
+            raise make_unsupported_error(key, value, options)
+        return options[value]
+
+    return check
 
 
 def check_token(key: str, value: Any) -> int | None:
@@ -65,36 +83,80 @@ def check_token(key: str, value: Any) -> int | None:
     return value
 
 
-def read_key(hf_config: Mapping[str, Any], *names: str, check: Check, default: Any) -> Any:
-    """Return the checked value of a key under any of its names, or `default` if all are absent.
+class HfConfig(dict[str, Any]):
+    """Keys of a `config.json`. Its reads check the values; their errors name the key."""
 
-    Raises `CheckpointError` if several names are present with different values; null is ignored.
-    """
-    values = {name: check(name, hf_config[name]) for name in names if name in hf_config}
-    non_null = {name: value for name, value in values.items() if value is not None}
-    first = next(iter(non_null), None)
-    for name, value in non_null.items():
-        if first is not None and value != non_null[first]:
+    @property
+    def class_name(self) -> object:
+        """The class of `transformers` that it names, or None."""
+        classes = self.get("architectures") or [None]
+        return classes[0] if isinstance(classes, list) else classes
+
+    def read(self, *names: str, check: Check[T], default: Default) -> T | Default:
+        """Return the checked value of a key under any of its names, or `default` if all are absent.
+
+        Raises `CheckpointError` if several names are present with different values; null is ignored.
+        """
+        values = {name: check(name, self[name]) for name in names if name in self}
+        non_null = [name for name, value in values.items() if value is not None]
+        for name in non_null:
+            if values[name] != values[non_null[0]]:
+                raise CheckpointError(
+                    f"keys '{non_null[0]}' = {format_value(self[non_null[0]])} and '{name}' = "
+                    f"{format_value(self[name])} contradict each other"
+                )
+        return next((values[name] for name in (*non_null, *values)), default)
+
+    def read_object(self, key: str) -> "HfConfig":
+        """Return the fields of an object under their full names, such as `attn_config.clip_qkv`; none for null."""
+        value = self.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise _make_invalid_error(key, value, "an object")
+        return HfConfig({f"{key}.{name}": inner for name, inner in (value or {}).items()})
+
+    def read_layer_types(self, default: list[str], choices: tuple[str, ...]) -> list[str]:
+        """Return the kind of attention of every layer."""
+        kinds: Any = self.get("layer_types")
+        if kinds is None:
+            return default
+        if not isinstance(kinds, list) or len(kinds) != len(default) or any(kind not in choices for kind in kinds):
+            raise make_unsupported_error("layer_types", kinds, [f"{len(default)} times {' or '.join(choices)}"])
+        return kinds
+
+    def read_token_roles(self) -> SpecChanges:
+        """Return the special tokens; an explicit null means none."""
+        roles: SpecChanges = {
+            place: check_token(name, self[name]) for name, place in TOKEN_ROLES.items() if name in self
+        }
+        if "eos_token_id" in self:
+            eos = self["eos_token_id"]
+            token_ids = [check_token("eos_token_id", end) for end in (eos if isinstance(eos, list) else [eos])]
+            roles["special.eos"] = tuple(end for end in token_ids if end is not None)
+        return roles
+
+    def require(self, key: str, *allowed_values: object) -> None:
+        """Raise `CheckpointError` if a key has another value than these; it may be absent or null."""
+        value = self.get(key)
+        # NOTE: 1 is not True, nor 0 False.
+        if value is not None and not any(
+            value == allowed_value and isinstance(value, bool) == isinstance(allowed_value, bool)
+            for allowed_value in allowed_values
+        ):
+            raise make_unsupported_error(key, value, allowed_values)
+
+    def refuse_code(self) -> None:
+        """Raise `CheckpointError` for keys that name code; they are never followed."""
+        remedy = "which is never executed; remove the key to load the model without it"
+        for name in CODE_KEYS:
+            if name in self:
+                raise CheckpointError(f"key '{name}' names code, {remedy}")
+        for name in ("_attn_implementation", "attn_implementation"):
+            if isinstance(self.get(name), str) and "/" in self[name]:  # a kernel to fetch
+                raise CheckpointError(f"key '{name}' = {format_value(self[name])} names code, {remedy}")
+        if self.get("quantization_config") is not None:
             raise CheckpointError(
-                f"keys '{first}' = {format_value(hf_config[first])} and '{name}' = {format_value(hf_config[name])} "
-                "contradict each other"
+                "key 'quantization_config': quantized weights are not supported; use the original model"
             )
-    return default if not values else None if first is None else non_null[first]
-
-
-def read_object(hf_config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the fields of an object under their full names, such as `attn_config.clip_qkv`; none for null."""
-    value = hf_config.get(key)
-    if value is not None and not isinstance(value, dict):
-        raise _make_invalid_error(key, value, "an object")
-    return {f"{key}.{name}": inner for name, inner in (value or {}).items()}
-
-
-def check_choice(key: str, value: Any, options: Mapping[str, Any]) -> Any:
-    """Return our name for one of theirs."""
-    if not isinstance(value, str) or value not in options:
-        raise make_unsupported_error(key, value, options)
-    return options[value]
 
 
 def make_unsupported_error(key: str, value: Any, choices: Iterable[Any]) -> CheckpointError:
@@ -129,7 +191,7 @@ IGNORED_KEYS = frozenset(
 CODE_KEYS = ("auto_map", "custom_generate", "custom_pipelines", "trust_remote_code")
 """Keys that name code to run."""
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, ActivationName] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -157,30 +219,30 @@ class Key:
     default: Any
     values: Mapping[str, Any] | None = None  # their value -> ours; the first match is written
     aliases: tuple[str, ...] = ()  # other spellings
-    check: Check | None = None  # None: by the type of the default
+    check: Check[Any] | None = None  # None: by the type of the default
     shift: int = 0  # added to their number
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
 
-    def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        value = read_key(hf_config, *self.names, check=self.check or self._check_by_type, default=self.default)
+    def read(self, hf_config: HfConfig) -> SpecChanges:
+        value = hf_config.read(*self.names, check=self.check or self._choose_check(), default=self.default)
         return dict.fromkeys(self.paths, value + self.shift if self.shift else value)
 
-    def write(self, spec: Model) -> dict[str, Any]:
+    def write(self, spec: Model) -> dict[str, object]:
         value = get_path(spec, self.paths[0])
         if self.values is not None:
             value = next((theirs for theirs, ours in self.values.items() if ours == value), value)
         return {self.name: value - self.shift if self.shift else value}
 
-    def _check_by_type(self, key: str, value: Any) -> Any:
+    def _choose_check(self) -> Check[Any]:
         if self.values is not None:
-            return check_choice(key, value, self.values)
+            return allow_choices(self.values)
         if self.paths[0].endswith("dropout"):
-            return check_rate(key, value)
-        checks: dict[type, Check] = {bool: check_flag, int: check_size, float: check_number}
-        return checks[type(self.default)](key, value)
+            return check_rate
+        checks: dict[type, Check[Any]] = {bool: check_flag, int: check_size, float: check_number}
+        return checks[type(self.default)]
 
 
 @dataclass(frozen=True)
@@ -194,17 +256,11 @@ class FixedKey:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def read(self, hf_config: Mapping[str, Any]) -> dict[str, Any]:
-        value = hf_config.get(self.name)
-        # NOTE: 1 is not True, nor 0 False.
-        if value is not None and not any(
-            value == allowed_value and isinstance(value, bool) == isinstance(allowed_value, bool)
-            for allowed_value in self.allowed_values
-        ):
-            raise make_unsupported_error(self.name, value, self.allowed_values)
+    def read(self, hf_config: HfConfig) -> SpecChanges:
+        hf_config.require(self.name, *self.allowed_values)
         return {}
 
-    def write(self, spec: Model) -> dict[str, Any]:
+    def write(self, spec: Model) -> dict[str, object]:
         return {}
 
 
@@ -213,8 +269,8 @@ class CustomKey:
     """Keys with their own read and write functions: several keys for one path, or one key for several."""
 
     names: tuple[str, ...]
-    read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    write: Callable[[Model], dict[str, Any]]
+    read: Callable[[HfConfig], SpecChanges]
+    write: Callable[[Model], dict[str, object]]
 
 
 Entry = Key | FixedKey | CustomKey
@@ -230,29 +286,6 @@ def build_summary_keys(kind: str, activation: str | None, *, to_labels: bool) ->
     )
 
 
-def read_layer_types(hf_config: Mapping[str, Any], default: list[str], choices: tuple[str, ...]) -> list[str]:
-    """Return the kind of attention of every layer."""
-    kinds = hf_config.get("layer_types")
-    if kinds is None:
-        return default
-    if not isinstance(kinds, list) or len(kinds) != len(default) or any(kind not in choices for kind in kinds):
-        raise make_unsupported_error("layer_types", kinds, [f"{len(default)} times {' or '.join(choices)}"])
-    return kinds
-
-
-def refuse_code(hf_config: Mapping[str, Any]) -> None:
-    """Raise `CheckpointError` for keys that name code; they are never followed."""
-    remedy = "which is never executed; remove the key to load the model without it"
-    for name in CODE_KEYS:
-        if name in hf_config:
-            raise CheckpointError(f"key '{name}' names code, {remedy}")
-    for name in ("_attn_implementation", "attn_implementation"):
-        if isinstance(hf_config.get(name), str) and "/" in hf_config[name]:  # a kernel to fetch
-            raise CheckpointError(f"key '{name}' = {format_value(hf_config[name])} names code, {remedy}")
-    if hf_config.get("quantization_config") is not None:
-        raise CheckpointError("key 'quantization_config': quantized weights are not supported; use the original model")
-
-
 def get_path(spec: object, path: str) -> Any:
     """Return the value at a path; `*` is the first block; None if a part of the path is None."""
     for part in path.split("."):
@@ -262,12 +295,12 @@ def get_path(spec: object, path: str) -> Any:
     return spec
 
 
-def expand_path(spec: object, path: str, changes: Mapping[str, Any] | None = None) -> list[str]:
+def expand_path(spec: object, path: str, changes: SpecChanges | None = None) -> list[str]:
     """Return the paths that a path with `*` stands for, in the spec or in the tuple that `changes` replaces it with."""
     prefix, star, suffix = path.partition(".*")
     if not star:
         return [path]
-    items = (changes or {}).get(prefix) or get_path(spec, prefix)
+    items: Any = (changes or {}).get(prefix) or get_path(spec, prefix)
     return [f"{prefix}.{i}{suffix}" for i in range(len(items))]
 
 
@@ -296,18 +329,6 @@ def _strip_irrelevant(tree: Any) -> Any:
             if key not in IRRELEVANT_FIELDS and not key.endswith("dropout")
         }
     return [_strip_irrelevant(value) for value in tree] if isinstance(tree, list) else tree
-
-
-def read_token_roles(hf_config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the special tokens of a config; an explicit null means none."""
-    roles: dict[str, Any] = {
-        place: check_token(name, hf_config[name]) for name, place in TOKEN_ROLES.items() if name in hf_config
-    }
-    if "eos_token_id" in hf_config:
-        eos = hf_config["eos_token_id"]
-        token_ids = [check_token("eos_token_id", end) for end in (eos if isinstance(eos, list) else [eos])]
-        roles["special.eos"] = tuple(end for end in token_ids if end is not None)
-    return roles
 
 
 def name_keys(error: str, keys: Mapping[str, list[str]]) -> str:

@@ -27,14 +27,13 @@ from pretune.models.hf.config import (
     IGNORED_KEYS,
     TOKEN_ROLES,
     Entry,
+    HfConfig,
     allow_null,
     check_flag,
     expand_path,
     get_path,
     make_unsupported_error,
     name_keys,
-    read_key,
-    read_token_roles,
 )
 from pretune.models.spec import PARTS, Model
 from pretune.models.tensor_files import TensorInfo
@@ -159,8 +158,8 @@ class HeadLayout:
     prefix: str | None = None  # of the body's tensors, if it differs from the family's
     ignores_start: bool = False  # the decoder starts with the text's last token, whatever decoder_start_token_id is
     keys: tuple[Entry, ...] = field(default=())
-    read_fields: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
-    write_fields: Callable[[Any], dict[str, Any]] | None = None
+    read_fields: Callable[[HfConfig], dict[str, Any]] | None = None
+    write_fields: Callable[[Any], dict[str, object]] | None = None
 
 
 def define_head(kind: str, table: Mapping[str, str], pooling: PoolingConfig | None = None, **fields: Any) -> HeadLayout:
@@ -248,28 +247,28 @@ class Layout:
         """Spec of an empty config, except for sizes that the keys' defaults set."""
         return self.template()
 
-    def read_claims(self, hf_config: Mapping[str, Any]) -> tuple[frozenset[str] | None, bool]:
+    def read_claims(self, hf_config: HfConfig) -> tuple[frozenset[str] | None, bool]:
         """Return the parts of the class that a config names (None: no class) and the claim that the head is tied."""
-        name = _read_class(hf_config)
+        name = hf_config.class_name
         if name is not None and (not isinstance(name, str) or name not in {**self.classes, **self.task_heads}):
             raise make_unsupported_error("architectures", name, [*self.classes, *self.task_heads])
         default_tying = self.base.head is not None and self.base.head.tied
-        tying = read_key(hf_config, "tie_word_embeddings", check=allow_null(check_flag), default=None)
+        tying = hf_config.read("tie_word_embeddings", check=allow_null(check_flag), default=None)
         parts = None if name is None else self.classes.get(name, frozenset())
         return parts, default_tying if tying is None else tying
 
-    def find_task_head(self, hf_config: Mapping[str, Any]) -> HeadLayout | None:
+    def find_task_head(self, hf_config: HfConfig) -> HeadLayout | None:
         """Return the task head of the class that a config names, or None."""
-        name = _read_class(hf_config)
+        name = hf_config.class_name
         task = self.task_heads.get(name) if isinstance(name, str) else None
         for key in task.keys if task else ():
             key.read(hf_config)
         return task
 
-    def read(self, hf_config: Mapping[str, Any], parts: frozenset[str], *, is_tied: bool) -> Model:
+    def read(self, hf_config: HfConfig, parts: frozenset[str], *, is_tied: bool) -> Model:
         """Return the spec of a config, with the parts and the tying detected from its tensors."""
         self._refuse_unknown(hf_config)
-        changes, keys = read_token_roles(hf_config), {}
+        changes, keys = hf_config.read_token_roles(), {}
         for entry in self.entries:
             key_names = [name for name in entry.names if name in hf_config] or [*entry.names]
             for path, value in entry.read(hf_config).items():
@@ -286,9 +285,9 @@ class Layout:
         except PretuneError as error:
             raise CheckpointError(f"{name_keys(str(error), keys)}{error}") from None
 
-    def write(self, spec: Model) -> dict[str, Any]:
+    def write(self, spec: Model) -> HfConfig:
         """Return the config of a spec. It may be incomplete: read it back and compare."""
-        out: dict[str, Any] = {"architectures": [self.choose_class(spec.parts)], "model_type": self.model_type}
+        out = HfConfig(architectures=[self.choose_class(spec.parts)], model_type=self.model_type)
         for entry in self.entries:
             out.update(entry.write(spec))
         out.update({name: get_path(spec, place) for name, place in TOKEN_ROLES.items()})
@@ -345,7 +344,7 @@ class Layout:
             raise CheckpointError(f"no class of model_type '{self.model_type}' has these parts: {', '.join(parts)}")
         return max(fitting, key=lambda name: len(self.classes[name]))
 
-    def _refuse_unknown(self, hf_config: Mapping[str, Any]) -> None:
+    def _refuse_unknown(self, hf_config: HfConfig) -> None:
         known_names = {name for entry in self.entries for name in entry.names}
         known_names |= {*TOKEN_ROLES, "eos_token_id", "tie_word_embeddings", "pretune", HEAD_KEY}
         for name, value in hf_config.items():
@@ -354,12 +353,6 @@ class Layout:
                     f"key {format_value(name)} = {format_value(value)} is unknown for model_type '{self.model_type}'"
                     f"{suggest(name, known_names)}; its effect cannot be reproduced"
                 )
-
-
-def _read_class(hf_config: Mapping[str, Any]) -> Any:
-    """Return the class that a config names, or None."""
-    classes = hf_config.get("architectures") or [None]
-    return classes[0] if isinstance(classes, list) else classes
 
 
 def detect_contents(
