@@ -85,7 +85,7 @@ def parse_name(name: str) -> tuple[str, str]:
     return family, size
 
 
-def resolve(name: str, settings: Mapping[str, Any] | None = None) -> Model:
+def resolve(name: str, settings: Mapping[str, object] | None = None) -> Model:
     """Return the spec of a name, with settings overridden.
 
     `settings` maps arguments of the family's `build_spec` (`width`, `depth`, `heads`, `vocab`, …) or paths in the spec
@@ -94,7 +94,7 @@ def resolve(name: str, settings: Mapping[str, Any] | None = None) -> Model:
     have are dropped.
     """
     family, size = parse_name(name)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for path, value in (settings or {}).items():
         path = path.removeprefix("model.")
         if path in values:
@@ -122,26 +122,29 @@ def list_settings(family: Family) -> dict[str, Any]:
 
 
 @overload
-def build(name: str | Model, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> LanguageModel:
+def build(name: str | Model, *, seed: int = ..., device: torch.device | str = ..., **settings: object) -> LanguageModel:
     """Build a single model."""
 
 
 @overload
-def build(name: Pair, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> GeneratorDiscriminator:
+def build(
+    name: Pair, *, seed: int = ..., device: torch.device | str = ..., **settings: object
+) -> GeneratorDiscriminator:
     """Build a generator and a discriminator."""
 
 
 @overload
-def build(name: TwoWay, *, seed: int = ..., device: torch.device | str = ..., **settings: Any) -> BidirectionalLM:
+def build(name: TwoWay, *, seed: int = ..., device: torch.device | str = ..., **settings: object) -> BidirectionalLM:
     """Build a bidirectional language model."""
 
 
-def build(name: str | AnySpec, *, seed: int = 0, device: torch.device | str = "cpu", **settings: Any) -> AnyModel:
+def build(name: str | AnySpec, *, seed: int = 0, device: torch.device | str = "cpu", **settings: object) -> AnyModel:
     """Build a randomly initialized model from a name (`build("gpt2-small", vocab=8192)`) or a spec."""
     if isinstance(name, str):
         return build_any(resolve(name, settings), seed=seed, device=device)
-    if isinstance(name, Model) and type(settings.get("vocab")) is int:
-        name = _drop_special_tokens(name, settings["vocab"])
+    vocab = settings.get("vocab")
+    if isinstance(name, Model) and isinstance(vocab, int):
+        name = _drop_special_tokens(name, vocab)
     return build_any(config.replace(name, settings), seed=seed, device=device)
 
 

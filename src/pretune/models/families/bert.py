@@ -3,9 +3,7 @@
 SpanBERT (Joshi et al., 2020) and TinyBERT (Jiao et al., 2020) share its layout.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from pretune.core import config
 from pretune.models.families.shared import (
@@ -20,7 +18,7 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
 )
-from pretune.models.hf.config import ACTIVATIONS, Key
+from pretune.models.hf.config import ACTIVATIONS, Key, SpecChanges
 from pretune.models.hf.weights import Layout, define_encoder_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
@@ -43,7 +41,7 @@ def build_spec(
     positions: int = 512,
     dropout: float = 0.1,
     norm: LayerNorm = NORM,
-    changes: Mapping[str, Any] = NO_CHANGES,
+    changes: SpecChanges = NO_CHANGES,
 ) -> Model:
     """Build a spec: learned positions, two segments, embedding norm, post-norm; MLM transform, pooler, NSP head.
 

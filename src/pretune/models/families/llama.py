@@ -3,9 +3,7 @@
 RMSNorm, rotary positions, SwiGLU, no biases.
 """
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from pretune.core import config
 from pretune.models.families.shared import (
@@ -20,7 +18,7 @@ from pretune.models.families.shared import (
     build_llama_layout,
     define_llama_heads,
 )
-from pretune.models.hf.config import Key, allow_null, check_size
+from pretune.models.hf.config import Key, SpecChanges, allow_null, check_size
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -47,7 +45,7 @@ def build_spec(
     position: Rotary = ROTARY,
     norm: Norm = NORM,
     context: int = 2048,
-    changes: Mapping[str, Any] = NO_CHANGES,
+    changes: SpecChanges = NO_CHANGES,
 ) -> Model:
     """Build a spec: pre-norm, rotary positions, SwiGLU; hidden width 8/3 of the width, rounded up to 256s.
 

@@ -28,7 +28,6 @@ from pretune.models.hf.weights import (
     HeadLayout,
     Layout,
     Rule,
-    define_head,
     define_score_head,
     define_token_heads,
     make_rules,
@@ -45,7 +44,7 @@ class Size:
     `counted_params` names the field of `Params` that `params` equals: `total`, `body` or `body_with_pooler`.
     """
 
-    settings: Mapping[str, Any]
+    settings: Mapping[str, object]
     params: int
     counted_params: str = "total"
     training: Mapping[str, Any] = field(default_factory=dict)  # fields of `PaperDefaults` in which this size differs
@@ -65,17 +64,17 @@ class PaperDefaults:
     paper's batch size.
     """
 
-    objective: Mapping[str, Any]
+    objective: Mapping[str, object]
     samples: str = "documents"
     lengths: tuple[int, ...] = (512,)  # the last length is used for the last tenth of the steps
     batch_tokens: int
     lr: float
     width: int | None = None
-    optimizer: Mapping[str, Any] = field(default_factory=lambda: ADAM)
-    schedule: Mapping[str, Any] = field(default_factory=lambda: {"kind": "linear", "warmup": 10_000})
+    optimizer: Mapping[str, object] = field(default_factory=lambda: ADAM)
+    schedule: Mapping[str, object] = field(default_factory=lambda: {"kind": "linear", "warmup": 10_000})
     tokenizer: tuple[str, str, int]  # kind, style, vocabulary size
-    mixing: Mapping[str, Any] | None = None  # of corpora, such as one per language; None: proportional to size
-    distillation: Mapping[str, Any] = field(default_factory=dict)  # of a student with a teacher; else DistilBERT's
+    mixing: Mapping[str, object] | None = None  # of corpora, such as one per language; None: proportional to size
+    distillation: Mapping[str, object] = field(default_factory=dict)  # of a student with a teacher; else DistilBERT's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +114,7 @@ class Family:
             return self.training
         return replace(self.training, **self.sizes[size].training)
 
-    def resolve_spec(self, size: str | None = None, **settings: Any) -> Model:
+    def resolve_spec(self, size: str | None = None, **settings: object) -> Model:
         """Return the spec of a size (default: the family's default size) with `settings` overridden."""
         return self.build_spec(**{**self.sizes[size or self.default].settings, **settings})
 
@@ -166,7 +165,7 @@ SENTENCE_CONFIG_FILE = "sentence_bert_config.json"
 """Settings of the module Transformer of sentence-transformers, which it names after its first model."""
 
 LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
-NO_CHANGES: Mapping[str, Any] = {}
+NO_CHANGES: SpecChanges = {}
 """Changes to the spec of a family, from which others are derived: path -> value."""
 
 
@@ -277,7 +276,7 @@ def build_decoder_training(
     tokenizer: tuple[str, str, int],
     schedule: str = "cosine",
     floor: float = 0.1,
-    optimizer: Mapping[str, Any] = ADAM_LARGE,
+    optimizer: Mapping[str, object] = ADAM_LARGE,
 ) -> PaperDefaults:
     """Return the settings of causal language modelling on blocks of `length` tokens."""
     return PaperDefaults(
@@ -413,7 +412,7 @@ def define_llama_heads(name: str, *, spans: str | None = "transformer.") -> dict
     return {
         **define_score_head(name),
         **define_token_heads(name, tags="score", spans=None),
-        f"{name}ForQuestionAnswering": define_head("span", {"out": "qa_outputs"}, prefix=spans),
+        f"{name}ForQuestionAnswering": HeadLayout("span", {"out": "qa_outputs"}, prefix=spans),
     }
 
 

@@ -24,7 +24,7 @@ Default = TypeVar("Default")
 Check = Callable[[str, Any], T]
 """Takes a key and its value; returns the checked value or raises `CheckpointError`."""
 
-SpecChanges = dict[str, object]
+SpecChanges = Mapping[str, object]
 """Values to set in a spec, by path; `*` stands for every block of the pattern."""
 
 
@@ -125,7 +125,7 @@ class HfConfig(dict[str, Any]):
 
     def read_token_roles(self) -> SpecChanges:
         """Return the special tokens; an explicit null means none."""
-        roles: SpecChanges = {
+        roles: dict[str, object] = {
             place: check_token(name, self[name]) for name, place in TOKEN_ROLES.items() if name in self
         }
         if "eos_token_id" in self:
