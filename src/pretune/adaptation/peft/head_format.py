@@ -52,7 +52,7 @@ def split_head(tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Te
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
     if layout is None:
         return dict(tensors), {}
-    names = {name for head_class in layout.task_heads.values() for name in _list_head_names(head_class)}
+    names = {name for head_class in layout.task_heads.values() for name in head_class.tensor_names}
     starts = {layout.prefix, *(head_class.prefix for head_class in layout.task_heads.values() if head_class.prefix)} - {
         ""
     }
@@ -80,7 +80,7 @@ def detect_head(config: PeftConfig, head: Mapping[str, Tensor], spec: Model) -> 
             head_class.kind in TASK_TYPES
             and TASK_TYPES[head_class.kind] == task
             and output_name in head
-            and set(head) <= _list_head_names(head_class)
+            and set(head) <= head_class.tensor_names
         ):
             return _build_head_spec(head_class, head[output_name].shape[0]), head_class
     return None
@@ -96,11 +96,6 @@ def _build_head_spec(head_class: HeadLayout, rows: int) -> TaskHead:
         if rows == 1
         else Classification(classes=rows, pooling=head_class.pooling)
     )
-
-
-def _list_head_names(head_class: HeadLayout) -> set[str]:
-    """Return the tensor names of a class's head."""
-    return {rule.tensor_name.format(p=p) for rule in head_class.rules for p in ("weight", "bias")}
 
 
 def _strip_prefix(name: str) -> str:

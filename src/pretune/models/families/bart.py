@@ -5,7 +5,7 @@ from functools import partial
 
 from pretune.models.families.shared import ADAM, Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, Entry, FixedKey, Key, expand_sides
-from pretune.models.hf.weights import Layout, LeadingAxisPacking, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, LeadingAxisPacking, Rule, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -112,7 +112,7 @@ LAST_TOKEN = PoolingConfig(mode="last", layer="own")
 
 def _build_layout(model_type: str, name: str, slot: str) -> Layout:
     task_heads = {
-        f"{name}ForSequenceClassification": define_head(
+        f"{name}ForSequenceClassification": HeadLayout(
             "classification",
             {"dense": "classification_head.dense", "out": "classification_head.out_proj"},
             LAST_TOKEN,

@@ -1,7 +1,6 @@
 """ELECTRA (Clark et al., 2020): an encoder trained to detect tokens replaced by a small masked language model."""
 
 from dataclasses import replace
-from typing import Any
 
 from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import (
@@ -15,7 +14,7 @@ from pretune.models.families.shared import (
 )
 from pretune.models.generator_discriminator import Pair, add_generator
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, build_summary_keys, check_size
-from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
+from pretune.models.hf.weights import OUT_PROJ_NAMES, HeadLayout, Layout, define_encoder_heads, make_rules
 from pretune.models.spec import Model
 from pretune.nn.heads import Detector, PoolingConfig
 from pretune.nn.layers import Factor
@@ -37,7 +36,7 @@ def build_spec(
 
     The head is the detector or, with `generator`, the vocabulary head.
     """
-    changes: dict[str, Any] = {"family": "electra", "pooler": None, "pair": None}
+    changes: dict[str, object] = {"family": "electra", "pooler": None, "pair": None}
     if table not in (None, width):
         changes["encoder.embed.factor"] = Factor(width=table)
     return build_bert_spec(
@@ -123,7 +122,7 @@ electra = Family(
         },
         task_heads={
             **define_encoder_heads("Electra", OUT_PROJ_NAMES, FIRST_TOKEN),
-            "ElectraForMultipleChoice": define_head(
+            "ElectraForMultipleChoice": HeadLayout(
                 "choice", {"dense": "sequence_summary.summary", "out": "classifier"}, FIRST_TOKEN, keys=SUMMARY_KEYS
             ),
         },

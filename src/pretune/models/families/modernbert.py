@@ -17,7 +17,7 @@ from pretune.models.hf.config import (
     check_number,
     check_size,
 )
-from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule, define_head, make_rules
+from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule, make_rules
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -164,13 +164,13 @@ def _define_head(kind: str) -> HeadLayout:
     """Return a head of the family: the vocabulary head's transform, and a classifier."""
     names = {"transform.dense": "head.dense", "transform.norm": "head.norm", "out": "classifier"}
     if kind in ("tagging", "span"):
-        return define_head(
+        return HeadLayout(
             kind,
             names,
             read_fields=lambda hf_config: {"transform": _read_transform(hf_config)},
             write_fields=lambda head: _write_transform(head.transform),
         )
-    return define_head(kind, names, read_fields=_read_pooling, write_fields=_write_pooling)
+    return HeadLayout(kind, names, read_fields=_read_pooling, write_fields=_write_pooling)
 
 
 LAYER = "model.layers.{i}"

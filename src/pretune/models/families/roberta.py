@@ -18,7 +18,7 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, check_token, get_path
-from pretune.models.hf.weights import OUT_PROJ_NAMES, Layout, define_encoder_heads, define_head, make_rules
+from pretune.models.hf.weights import OUT_PROJ_NAMES, HeadLayout, Layout, define_encoder_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import PoolingConfig
 from pretune.nn.layers import LayerNorm
@@ -103,7 +103,7 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
         classes={f"{name}ForMaskedLM": frozenset({"head"}), f"{name}Model": frozenset({"pooler"})},
         task_heads={
             **define_encoder_heads(name, OUT_PROJ_NAMES, FIRST_TOKEN),
-            f"{name}ForMultipleChoice": define_head(
+            f"{name}ForMultipleChoice": HeadLayout(
                 "choice", {"dense": "roberta.pooler.dense", "out": "classifier"}, POOLER
             ),
         },

@@ -5,10 +5,8 @@ At L = 12 layers, an encoder-decoder of L + L layers has twice the parameters P 
 same compute M per token; sharing its halves or halving its depth brings it back to P.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from pretune.models.families.shared import Family, PaperDefaults, Size, TuningDefaults
 from pretune.models.hf.config import (
@@ -24,7 +22,7 @@ from pretune.models.hf.config import (
     check_size,
     expand_sides,
 )
-from pretune.models.hf.weights import Layout, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, Rule, define_token_heads, make_rules
 from pretune.models.spec import FanIn, Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -225,7 +223,7 @@ def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
             f"{name}Model": frozenset(),
         },
         task_heads={
-            f"{name}ForSequenceClassification": define_head(
+            f"{name}ForSequenceClassification": HeadLayout(
                 "classification",
                 {"dense": "classification_head.dense", "out": "classification_head.out_proj"},
                 LAST_TOKEN,
@@ -344,30 +342,22 @@ def build_table_spec(
     dropout: float = 0.1,
 ) -> Model:
     """Build one of the five architectures; `depth` is the number of layers of each stack."""
-    return SHAPES[shape](
-        width=width, depth=depth, heads=heads, vocab=vocab, hidden=hidden or 4 * width, dropout=dropout
+    spec = build_spec(
+        width=width,
+        depth=depth,
+        heads=heads,
+        vocab=vocab,
+        hidden=hidden or 4 * width,
+        dropout=dropout,
+        family="t5-table",
     )
+    if shape.startswith("enc-dec"):
+        return replace(spec, shared=shape == "enc-dec-shared")
+    assert isinstance(spec.decoder, Stack)
+    position = RelativeBias(both_ways=shape == "prefix-lm")  # the prefix has keys on both sides of a query
+    blocks = (replace(spec.decoder.blocks[0], cross=None),)
+    return replace(spec, encoder=None, decoder=replace(spec.decoder, position=position, blocks=blocks))
 
-
-def _build_encoder_decoder(*, is_shared: bool = False, **settings: Any) -> Model:
-    return replace(build_spec(**settings, family="t5-table"), shared=is_shared)
-
-
-def _build_decoder(*, both_ways: bool, **settings: Any) -> Model:
-    base = build_spec(**settings, family="t5-table")
-    assert isinstance(base.decoder, Stack)
-    block = replace(base.decoder.blocks[0], cross=None)
-    decoder = replace(base.decoder, position=RelativeBias(both_ways=both_ways), blocks=(block,))
-    return replace(base, encoder=None, decoder=decoder)
-
-
-SHAPES: dict[str, Callable[..., Model]] = {
-    "enc-dec": _build_encoder_decoder,
-    "enc-dec-shared": partial(_build_encoder_decoder, is_shared=True),
-    "enc-dec-half": _build_encoder_decoder,
-    "lm": partial(_build_decoder, both_ways=False),
-    "prefix-lm": partial(_build_decoder, both_ways=True),  # the prefix is bidirectional: keys on both sides of a query
-}
 
 t5_table = Family(
     build_spec=build_table_spec,

@@ -1,5 +1,6 @@
 """XLM (Lample and Conneau, 2019): an encoder for several languages, with language embeddings and translation pairs."""
 
+from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import (
     ENCODER_ACTIVATION,
     Family,
@@ -18,14 +19,9 @@ from pretune.models.hf.config import (
     check_size,
     get_path,
 )
-from pretune.models.hf.weights import Layout, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
-from pretune.nn.attention import Attention
-from pretune.nn.block import Block, Norms
-from pretune.nn.heads import Head, PoolingConfig
-from pretune.nn.layers import Embed, FeedForward, LayerNorm
-from pretune.nn.positions import LearnedEmbedding
-from pretune.nn.stack import Stack
+from pretune.nn.heads import PoolingConfig
 
 
 def build_spec(
@@ -38,30 +34,26 @@ def build_spec(
     languages: int | None = 15,
     dropout: float = 0.1,
 ) -> Model:
-    """Build a spec: post-norm, learned positions, an embedding per language (None: without), a head without transform.
+    """Build a spec: BERT with an embedding per language (None: without) instead of segments; a head without transform.
 
     The hidden width is four times the width.
     """
-    norm = LayerNorm(eps=1e-12)
-    return Model(
-        family="xlm",
-        vocab=vocab,
+    return build_bert_spec(
         width=width,
-        encoder=Stack(
-            depth=depth,
-            embed=Embed(languages=languages, norm=norm, dropout=dropout),
-            position=LearnedEmbedding(rows=positions),
-            blocks=(
-                Block(
-                    attention=Attention(heads=heads, dropout=dropout),
-                    feedforward=FeedForward(hidden=4 * width),
-                    norms=Norms(post=norm),
-                    dropout=dropout,
-                ),
-            ),
-        ),
-        head=Head(bias="learned"),
-        special=Special(pad=2, bos=0, eos=(1,)),
+        depth=depth,
+        heads=heads,
+        vocab=vocab,
+        positions=positions,
+        dropout=dropout,
+        changes={
+            "family": "xlm",
+            "encoder.embed.segments": None,
+            "encoder.embed.languages": languages,
+            "head.transform": None,
+            "pooler": None,
+            "pair": None,
+            "special": Special(pad=2, bos=0, eos=(1,)),
+        },
     )
 
 
@@ -143,10 +135,10 @@ xlm = Family(
         prefix="transformer.",
         classes={"XLMWithLMHeadModel": frozenset({"head"}), "XLMModel": frozenset()},
         task_heads={
-            "XLMForSequenceClassification": define_head(
+            "XLMForSequenceClassification": HeadLayout(
                 "classification", {"out": "sequence_summary.summary"}, FIRST_TOKEN, keys=SUMMARY_KEYS
             ),
-            "XLMForQuestionAnsweringSimple": define_head("span", {"out": "qa_outputs"}),
+            "XLMForQuestionAnsweringSimple": HeadLayout("span", {"out": "qa_outputs"}),
             **define_token_heads("XLM", spans=None),
         },
         skipped_tensors=(r".*position_ids",),

@@ -15,7 +15,7 @@ from pretune.models.hf.config import (
     build_summary_keys,
     check_size,
 )
-from pretune.models.hf.weights import Layout, LeadingAxisPacking, Rule, define_head, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, LeadingAxisPacking, Rule, define_token_heads, make_rules
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Head, PoolingConfig
@@ -148,11 +148,11 @@ xlnet = Family(
         prefix="transformer.",
         classes={"XLNetLMHeadModel": frozenset({"head"}), "XLNetModel": frozenset()},
         task_heads={
-            "XLNetForSequenceClassification": define_head(
+            "XLNetForSequenceClassification": HeadLayout(
                 "classification", SUMMARY_NAMES, LAST_TOKEN, keys=SUMMARY_KEYS
             ),
-            "XLNetForMultipleChoice": define_head("choice", SUMMARY_NAMES, LAST_TOKEN, keys=SUMMARY_KEYS),
-            "XLNetForQuestionAnsweringSimple": define_head("span", {"out": "qa_outputs"}),
+            "XLNetForMultipleChoice": HeadLayout("choice", SUMMARY_NAMES, LAST_TOKEN, keys=SUMMARY_KEYS),
+            "XLNetForQuestionAnsweringSimple": HeadLayout("span", {"out": "qa_outputs"}),
             **define_token_heads("XLNet", spans=None),
         },
         rules=(

@@ -149,24 +149,27 @@ TASK_PREFIX = "task."
 class HeadLayout:
     """The task head of one class. `pooling` is None for a head on every token.
 
-    A head whose fields depend on the config has `read_fields` (config -> fields) and `write_fields` (head -> keys).
+    `names` are its layers, ours -> theirs: `out` is the classifier, `dense` the layer before it. A head whose fields
+    depend on the config has `read_fields` (config -> fields) and `write_fields` (head -> keys).
     """
 
     kind: str  # classification (regression too), tagging, span or choice
-    rules: tuple[Rule, ...]
+    names: Mapping[str, str]
     pooling: PoolingConfig | None = None
     prefix: str | None = None  # of the body's tensors, if it differs from the family's
     ignores_start: bool = False  # the decoder starts with the text's last token, whatever decoder_start_token_id is
-    keys: tuple[Entry, ...] = field(default=())
+    keys: tuple[Entry, ...] = ()
     read_fields: Callable[[HfConfig], dict[str, Any]] | None = None
     write_fields: Callable[[Any], dict[str, object]] | None = None
 
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return make_rules({f"{ours}.{{p}}": f"{theirs}.{{p}}" for ours, theirs in self.names.items()})
 
-def define_head(kind: str, table: Mapping[str, str], pooling: PoolingConfig | None = None, **fields: Any) -> HeadLayout:
-    """Return a head layout with rules from a table: `out` is the classifier, `dense` the layer before it."""
-    return HeadLayout(
-        kind, make_rules({f"{ours}.{{p}}": f"{theirs}.{{p}}" for ours, theirs in table.items()}), pooling, **fields
-    )
+    @property
+    def tensor_names(self) -> set[str]:
+        """Names of all tensors that the head may have."""
+        return {f"{name}.{kind}" for name in self.names.values() for kind in ("weight", "bias")}
 
 
 def define_token_heads(
@@ -175,9 +178,9 @@ def define_token_heads(
     """Return the classes of token classification and question answering: a linear layer on every token."""
     heads = {}
     if tags is not None:
-        heads[f"{name}ForTokenClassification"] = define_head("tagging", {"out": tags})
+        heads[f"{name}ForTokenClassification"] = HeadLayout("tagging", {"out": tags})
     if spans is not None:
-        heads[f"{name}ForQuestionAnswering"] = define_head("span", {"out": spans})
+        heads[f"{name}ForQuestionAnswering"] = HeadLayout("span", {"out": spans})
     return heads
 
 
@@ -190,15 +193,15 @@ def define_encoder_heads(
 ) -> dict[str, HeadLayout]:
     """Return the classes of encoders: sequence classification and multiple choice, with the same layers, and tokens."""
     return {
-        f"{name}ForSequenceClassification": define_head("classification", names, pooling, keys=keys),
-        f"{name}ForMultipleChoice": define_head("choice", names, pooling, keys=keys),
+        f"{name}ForSequenceClassification": HeadLayout("classification", names, pooling, keys=keys),
+        f"{name}ForMultipleChoice": HeadLayout("choice", names, pooling, keys=keys),
         **define_token_heads(name),
     }
 
 
 def define_score_head(name: str) -> dict[str, HeadLayout]:
     """Return the sequence classification class of decoders: a linear layer on the last token."""
-    return {f"{name}ForSequenceClassification": define_head("classification", {"out": "score"}, LAST_TOKEN)}
+    return {f"{name}ForSequenceClassification": HeadLayout("classification", {"out": "score"}, LAST_TOKEN)}
 
 
 LAST_TOKEN = PoolingConfig(mode="last", bias=False)
@@ -212,7 +215,7 @@ def split_head(
     if head_layout is None:
         names = {name for name in tensors if name.startswith(TASK_PREFIX)}
     else:
-        names = {rule.tensor_name.format(p=p) for rule in head_layout.rules for p in ("weight", "bias")}
+        names = head_layout.tensor_names
     head = {name: info for name, info in tensors.items() if name in names}
     body = {name: info for name, info in tensors.items() if name not in names}
     if head_layout is not None and head_layout.prefix is not None:
@@ -268,7 +271,7 @@ class Layout:
     def read(self, hf_config: HfConfig, parts: frozenset[str], *, is_tied: bool) -> Model:
         """Return the spec of a config, with the parts and the tying detected from its tensors."""
         self._refuse_unknown(hf_config)
-        changes, keys = hf_config.read_token_roles(), {}
+        changes, keys = {**hf_config.read_token_roles()}, {}
         for entry in self.entries:
             key_names = [name for name in entry.names if name in hf_config] or [*entry.names]
             for path, value in entry.read(hf_config).items():
