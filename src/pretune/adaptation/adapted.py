@@ -15,7 +15,7 @@ trained block (or the embeddings), the third for trained matrices only. What met
 is a percent or two and is ignored; a scalar-mix head is counted.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, TypeVar
@@ -32,7 +32,7 @@ from pretune.adaptation.peft.base import PeftMethod
 from pretune.adaptation.scalar_mix import ScalarMixHead, extract_layers
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
-from pretune.models.model import LanguageModel, check_call
+from pretune.models.model import BatchModel, LanguageModel
 from pretune.models.spec import PARTS, Model, ModelShape
 from pretune.nn.attention_mask import Backend
 from pretune.nn.recurrent_stack import Recurrent
@@ -103,7 +103,7 @@ class _SingleHeadView:
         self.model, self.head, self.states = model.model, head, model.states
 
 
-class ModelWithHead(nn.Module):
+class ModelWithHead(BatchModel):
     """A model (child `model`) and a task head (child `head`); with `head=None` the model's vocabulary head is used."""
 
     def __init__(self, model: LanguageModel, head: nn.Module | None, spec: TaskHead) -> None:
@@ -128,10 +128,6 @@ class ModelWithHead(nn.Module):
         labels = getattr(self.spec, "labels", ())
         tokenizer = self.model.tokenizer
         return tokenizer.with_labels(labels) if tokenizer is not None and labels else tokenizer
-
-    def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over the parameters that require gradients, for an optimizer."""
-        return (parameter for parameter in self.parameters() if parameter.requires_grad)
 
     def loss(self, batch: Batch) -> Loss:
         """Return the head's summed loss over a batch with labels; divide `sum` by `count` for the mean."""
@@ -162,10 +158,6 @@ class ModelWithHead(nn.Module):
             return torch.stack(hidden)
         return torch.stack(extract_layers(self.model, batch, "last")[0])
 
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        check_call(arguments, options)
-        return super().__call__(*arguments, **options)
-
     def forward(self, batch: Batch) -> Tensor:
         """Return logits: one row per sequence `[S, K]`, in order and without filler, or one row per token.
 
@@ -179,9 +171,9 @@ class ModelWithHead(nn.Module):
         spec = self.spec.heads[batch.task] if isinstance(self.spec, MultiTask) else self.spec
         return out.index_select(0, batch.find_sequence_cells()) if isinstance(spec, SEQUENCE_HEADS) else out
 
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the body block by block; the head is too small to gain from it."""
-        self.model.compile(*args, **options)
+    def list_compiled_parts(self) -> Iterable[nn.Module]:
+        """Return the body; the head is too small to gain from it."""
+        return (self.model,)
 
 
 def select_head(model: ModelWithHead, task: int) -> ModelWithHead:

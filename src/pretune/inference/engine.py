@@ -29,7 +29,8 @@ from pretune.inference.decoding_state import (
 from pretune.inference.generation_config import BeamSearch
 from pretune.inference.prompts import count_prompt_slots
 from pretune.inference.text_model import list_modules
-from pretune.models.model import LanguageModel, raise_graph_limit
+from pretune.models.model import LanguageModel
+from pretune.nn.block import raise_graph_limit
 from pretune.nn.cache import KVCache
 
 EXCLUDED_SCORE = -1.0e9

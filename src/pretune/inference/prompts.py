@@ -16,7 +16,8 @@ from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Sequences, compute_offsets, reserve
 from pretune.inference.generation_config import GenerationTokens
-from pretune.models.model import LanguageModel, raise_graph_limit
+from pretune.models.model import LanguageModel
+from pretune.nn.block import raise_graph_limit
 from pretune.nn.cache import KVCache
 from pretune.nn.stack import TransformerStack
 from pretune.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ widths. With disentangled gradients (He et al., 2023) they share the token table
 generator's, without its gradient, plus offsets of its own, so that the two losses do not pull at one table.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from pretune.core.types import Batch, Loss
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model, ModelShape, Params, check_memory, initialise, tie
 from pretune.nn.attention_mask import Backend
+from pretune.nn.block import RegionalCompile
 from pretune.nn.heads import Detector, Head, Transform
 from pretune.nn.layers import Factor, OffsetEmbedding
 from pretune.nn.stack import Stack, TransformerStack
@@ -128,7 +129,7 @@ def _get_shared_embedding(model: Model) -> tuple[Any, ...]:
     return model.vocab, inner, embed.segments, embed.languages, embed.norm, position
 
 
-class ModelPair(nn.Module):
+class ModelPair(RegionalCompile):
     """Base class of two language models that are trained together; the first child's assets are those of both."""
 
     spec: Any
@@ -159,10 +160,8 @@ class ModelPair(nn.Module):
         for model in self.models:
             model.attention_backend = backend
 
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile both models, block by block."""
-        for model in self.models:
-            model.compile(*args, **options)
+    def list_compiled_parts(self) -> Iterable[nn.Module]:
+        return self.models
 
 
 class GeneratorDiscriminator(ModelPair):

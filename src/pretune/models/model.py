@@ -1,6 +1,6 @@
 """The language model built from a spec: flat tokens in, states and logits out."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pretune.models.assets import Assets
 from pretune.models.spec import Model, ModelShape, check_memory, initialise
 from pretune.nn.attention_mask import Backend
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent, BidirectionalRecurrentStack
+from pretune.nn.block import RegionalCompile
 from pretune.nn.cache import KVCache, SegmentMemory
 from pretune.nn.characters import CharacterEmbedding, SpellingTable
 from pretune.nn.loss import linear_cross_entropy, sample_tokens
@@ -23,21 +24,20 @@ from pretune.nn.two_stream import TwoStreamStack
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer, spell_numbers
 
-MAX_GRAPHS = 256
-"""Graphs of a compiled function in one process: one for each shape of a model and of its batches."""
+
+class BatchModel(RegionalCompile):
+    """Base class of models that take a batch: arguments of other libraries' models are refused with a hint."""
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        check_call(arguments, options)
+        return super().__call__(*arguments, **options)
+
+    def trainable_parameters(self) -> Iterator[nn.Parameter]:
+        """Iterate over the parameters that require gradients, for an optimizer."""
+        return (parameter for parameter in self.parameters() if parameter.requires_grad)
 
 
-def raise_graph_limit() -> None:
-    """Let the compiler keep `MAX_GRAPHS` graphs of a function: beyond 8, its default, it runs others uncompiled.
-
-    Models share the function of a layer, so a process that trains or generates with nine shapes would become slower.
-    """
-    from torch._dynamo import config
-
-    config.recompile_limit = max(config.recompile_limit, MAX_GRAPHS)
-
-
-class LanguageModel(nn.Module):
+class LanguageModel(BatchModel):
     """A model over one token table. Its children: `tokens`, `encoder`, `decoder`, and its heads."""
 
     def __init__(self, spec: Model) -> None:
@@ -79,14 +79,6 @@ class LanguageModel(nn.Module):
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer that came with the weights, or None. Calling it on texts gives a batch for the model."""
         return self.assets.load_tokenizer(None if self.spec.characters is None else self.spec.characters.length)
-
-    def trainable_parameters(self) -> Iterator[nn.Parameter]:
-        """Iterate over the parameters that require gradients, for an optimizer."""
-        return (parameter for parameter in self.parameters() if parameter.requires_grad)
-
-    def __call__(self, *arguments: Any, **options: Any) -> Any:
-        check_call(arguments, options)
-        return super().__call__(*arguments, **options)
 
     def forward(
         self,
@@ -278,17 +270,9 @@ class LanguageModel(nn.Module):
         with torch.no_grad():
             return sample_tokens(*self.get_logit_factors(states, batch.targets.index), chance)
 
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile block by block: layers of the same kind share one graph, for every batch layout."""
-        raise_graph_limit()
-        for stack in (self.encoder, self.decoder):
-            if stack is not None:
-                stack.compile(*args, **options)
-        if self.head is not None and self.head.transform is not None:
-            self.head.transform.compile(*args, **options)
-        for part in (self.detector, self.mask_decoder):
-            if part is not None:
-                part.compile(*args, **options)
+    def list_compiled_parts(self) -> Iterable[nn.Module | None]:
+        transform = None if self.head is None else self.head.transform
+        return self.encoder, self.decoder, transform, self.detector, self.mask_decoder
 
     def pool(self, states: Tensor, batch: Batch) -> Tensor:
         """Return the pooled first token of every cell `[C, W]`; rows of padding and spare cells are undefined."""

@@ -77,8 +77,11 @@ Init = Normal | FanIn | Uniform
 GATE_BIAS = -2.0
 """Initial bias of highway gates: the layer starts near the identity (Srivastava et al., 2015)."""
 
-_MATRIX_OWNERS = RelativeAttentionLayer | TwoStreamStack | ConvolutionLayer | OffsetEmbedding
-"""Modules that own matrices directly."""
+_MATRIX_OWNERS = nn.Linear | nn.Embedding | nn.Conv1d | VocabularyHead | OffsetEmbedding | ConvolutionLayer
+_PARAMETER_OWNERS = (
+    _MATRIX_OWNERS | RelativeAttentionLayer | TwoStreamStack | SpanBoundary | nn.LayerNorm | nn.RMSNorm | SequenceNorm
+)
+"""Modules that own parameters directly."""
 
 
 def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
@@ -96,6 +99,7 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
     for path, module in model.named_modules():
         owner, name = owners.get(path, model), path.rpartition(".")[2]
         for kind, parameter in module.named_parameters(recurse=False):
+            assert isinstance(module, _PARAMETER_OWNERS)
             if id(parameter) in parameter_ids:
                 continue
             parameter_ids.add(id(parameter))
@@ -116,22 +120,6 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
                     parameter.copy_(torch.empty(parameter.shape).normal_(0.0, std, generator=generator))
         for kind, buffer in module.named_buffers(recurse=False):
             buffer.fill_(1.0 if isinstance(module, SequenceNorm) and kind == "running_var" else 0.0)
-    assert all(
-        isinstance(
-            module,
-            VocabularyHead
-            | SpanBoundary
-            | nn.LayerNorm
-            | nn.RMSNorm
-            | SequenceNorm
-            | nn.Linear
-            | nn.Embedding
-            | nn.Conv1d
-            | _MATRIX_OWNERS,
-        )
-        for module in model.modules()
-        if list(module.parameters(recurse=False))
-    )
 
 
 def tie(owner: nn.Module, name: str, module: nn.Module) -> None:

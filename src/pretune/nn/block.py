@@ -3,7 +3,7 @@
 The norm slots that are filled determine pre-norm or post-norm; the forward pass has no branch for it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -19,12 +19,46 @@ from pretune.nn.layers import Dropout, FeedForward, FeedForwardLayer, Norm
 Layer = TypeVar("Layer", bound=nn.Module)
 
 
-class LayerStack(nn.Module, Generic[Layer]):
+MAX_GRAPHS = 256
+"""Graphs of a compiled function in one process: one for each shape of a model and of its batches."""
+
+
+def raise_graph_limit() -> None:
+    """Let the compiler keep `MAX_GRAPHS` graphs of a function: beyond 8, its default, it runs others uncompiled.
+
+    Models share the function of a layer, so a process that trains or generates with nine shapes would become slower.
+    """
+    from torch._dynamo import config
+
+    config.recompile_limit = max(config.recompile_limit, MAX_GRAPHS)
+
+
+class RegionalCompile(nn.Module):
+    """Base class of modules that are compiled part by part: layers of the same kind share a graph for every layout."""
+
+    def list_compiled_parts(self) -> Iterable[nn.Module | None]:
+        """Return the parts to compile, None for one that is missing; what joins them stays in Python."""
+        raise NotImplementedError
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile each part, with the options of `torch.compile`."""
+        raise_graph_limit()
+        for part in self.list_compiled_parts():
+            if part is not None:
+                part.compile(*args, **options)
+
+
+class LayerStack(RegionalCompile, Generic[Layer]):
     """Base class of stacks. Layers are named by their index: `encoder.3.attention.q.weight`."""
 
     spec: Any
     residual_dtype: torch.dtype | None = None  # of the residual stream; None: dtype of the embeddings
     activation_checkpointing = False  # recompute activations in the backward pass
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position: nn.Module | None = None
+        self.norm: nn.Module | None = None
 
     def __getitem__(self, i: int) -> Layer:
         return self._modules[str(i)]  # type: ignore[return-value]
@@ -32,6 +66,14 @@ class LayerStack(nn.Module, Generic[Layer]):
     def __iter__(self) -> Iterator[Layer]:
         """Iterate over the layers in the order they are applied."""
         return (self[i] for i in self.spec.layer_indices)
+
+    def list_compiled_parts(self) -> Iterable[nn.Module | None]:
+        return self
+
+    @property
+    def prefix_length(self) -> int:
+        """Number of learned keys before each sequence, in every layer, that take positions."""
+        return 0
 
 
 @spec

@@ -9,12 +9,13 @@ Layers run on torch's LSTM (cuDNN on a GPU). The written-out recurrence, which a
 Legend: N tokens, B sequences of a cache, W width.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from pretune.core.config import Fraction, NonEmpty, Positive, spec
@@ -113,7 +114,6 @@ class RecurrentStack(LayerStack[LSTMLayer]):
         inputs = spec.list_widths(width=width)
         for i, block in enumerate(spec.blocks):
             self.add_module(str(i), block.build(width=inputs[i]))
-        self.position = self.norm = None  # attributes of a stack
         self.exact = False  # run the written-out recurrence, with clipping
 
     def forward(
@@ -195,11 +195,6 @@ class RecurrentStack(LayerStack[LSTMLayer]):
         cache.lengths = cache.lengths + 1
         return x
 
-    @property
-    def prefix_length(self) -> int:
-        """Number of learned keys before each sequence: none."""
-        return 0
-
     def new_caches(self, sequences: int, capacity: int, *, cross: bool, like: Tensor) -> list[LayerCache]:
         """Return zero states for every layer; they take the same memory for any capacity."""
         if self.spec.backward:
@@ -210,8 +205,9 @@ class RecurrentStack(LayerStack[LSTMLayer]):
             for output, cell in shapes
         ]
 
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Do nothing: the layers are calls of a library."""
+    def list_compiled_parts(self) -> Iterable[nn.Module | None]:
+        """Return no parts: the layers are calls of a library."""
+        return ()
 
     def _embed_inputs(self, x: Tensor, batch: Batch) -> Tensor:
         if self.training and self.spec.token_dropout:

@@ -1,6 +1,6 @@
 """A stack of transformer blocks over a ragged batch, with embeddings, positions and final norm."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -322,12 +322,12 @@ class TransformerStack(LayerStack[TransformerBlock]):
         dropout = max(block.cross.dropout for block in self.spec.blocks if block.cross)
         return self._build_context(batch, batch.source, MaskSpec(causal=False), dropout, dtype, flags)
 
+    def list_compiled_parts(self) -> Iterable[nn.Module | None]:
+        return *self, self.conv
+
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile layers, embeddings and final norm; the loop over layers stays in Python."""
-        for layer in self:
-            layer.compile(*args, **options)
-        if self.conv is not None:
-            self.conv.compile(*args, **options)
+        super().compile(*args, **options)
         self.embed_inputs = torch.compile(self.embed_inputs, *args, **options)  # type: ignore[method-assign]
         self.apply_final_norm = torch.compile(self.apply_final_norm, *args, **options)  # type: ignore[method-assign]
 

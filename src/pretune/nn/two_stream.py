@@ -14,7 +14,7 @@ order[j] >= order[i]` (1: hidden) with a `target_mapping` to the targets in the 
 always attends to itself, and context (rank 0) is never hidden.
 """
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -155,7 +155,6 @@ class TwoStreamStack(LayerStack[TwoStreamLayer]):
         self.query = Parameter(torch.zeros(1, width))
         for i, block in enumerate(spec.layers):
             self.add_module(str(i), block.build(width=width))
-        self.position = self.norm = None  # attributes of a stack
         self.dropout = Dropout(spec.dropout)
 
     def forward(
@@ -206,16 +205,6 @@ class TwoStreamStack(LayerStack[TwoStreamLayer]):
             hidden=(*hidden[:-1], states) if flags.hidden else None,
             attention=tuple(attention) if flags.attention else None,
         )
-
-    @property
-    def prefix_length(self) -> int:
-        """Positions taken by learned keys: none, because attention depends on distances only."""
-        return 0
-
-    def compile(self, *args: Any, **options: Any) -> None:
-        """Compile the layers; the loop over them stays in Python."""
-        for layer in self:
-            layer.compile(*args, **options)
 
     def new_memory(self, length: int) -> SegmentMemory:
         """Return an empty memory of `length` tokens."""
