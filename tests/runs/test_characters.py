@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 import pretune as pt
 from pretune.cli import main
 from pretune.evaluation.perplexity import evaluate_perplexity
-from pretune.models.assets import _SHARED_TOKENIZERS
+from pretune.models.tensor_files import _SHARED_TOKENIZERS
 from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 from tests.conftest import Capture, Patch, run_command

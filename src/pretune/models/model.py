@@ -10,8 +10,8 @@ from torch.overrides import TorchFunctionMode
 
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Output, Targets
-from pretune.models.assets import Assets
 from pretune.models.spec import Model, ModelShape, check_memory, initialise
+from pretune.models.tensor_files import Assets
 from pretune.nn.attention_mask import Backend
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent, BidirectionalRecurrentStack
 from pretune.nn.block import RegionalCompile

@@ -17,7 +17,7 @@ from pretune.data.prepared_data import PreparedData
 from pretune.data.stream import Corruption, TokenCounter, count_run_tokens
 from pretune.models import catalog
 from pretune.models.cost import CO2_KG_PER_KWH
-from pretune.models.devices import DEVICES, DOLLARS_PER_KWH, Device
+from pretune.models.devices import DEVICES, Device
 from pretune.models.hf.checkpoint import inspect_checkpoint
 from pretune.models.spec import Model
 from pretune.objectives.base import Vocabulary
@@ -75,8 +75,6 @@ def detect_device(device: str) -> Device:
         flops={kind: measure_flops(torch_device, torch.bfloat16 if on_gpu else torch.float32, size)},
         memory=0.0,  # unused
         watts=watts,
-        dollars_per_hour=watts / 1000 * DOLLARS_PER_KWH,
-        is_owned=True,
         utilisation=DEVICES["rtx4090" if on_gpu else "laptop-cpu"].utilisation,
     )
 

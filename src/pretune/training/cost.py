@@ -388,7 +388,7 @@ def _find_device(device: torch.device) -> Device | None:
 
 def _resolve_prices(cost_rates: CostRates, device: Device | None) -> tuple[float, float]:
     """Return dollars per hour and per kWh: the rent of the table, or the electricity of an owned device."""
-    rent = device.dollars_per_hour if device and not device.is_owned else 0.0
+    rent = (device.rent if device else None) or 0.0
     hour = rent if cost_rates.dollars_per_device_hour is None else cost_rates.dollars_per_device_hour
     return hour, (
         0.0 if hour else DOLLARS_PER_KWH
