@@ -257,11 +257,7 @@ def read_peft_head(directory: str | Path, spec: Model) -> tuple[TaskHead, dict[s
     if detection is None:
         return None
     task, layout = detection
-    names = [
-        (str(rule.param_names).format(p=p), rule.tensor_name.format(p=p))
-        for rule in layout.rules
-        for p in ("weight", "bias")
-    ]
+    names = [(f"{ours}.{p}", f"{theirs}.{p}") for ours, theirs in layout.names.items() for p in ("weight", "bias")]
     return task, {ours: tensors[theirs] for ours, theirs in names if theirs in tensors}
 
 

@@ -15,7 +15,7 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, HfConfig, Key, SpecChanges, check_size
-from pretune.models.hf.weights import Layout, Rule, define_encoder_heads, make_rules
+from pretune.models.hf.weights import Layout, define_encoder_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.layers import ActivationName, Factor
 from pretune.nn.stack import Stack
@@ -108,8 +108,8 @@ NAMES = {
 }
 
 
-def _build_rules(spec: Model) -> tuple[Rule, ...]:
-    """Return the rules of a spec: tensors have two indices, of the group and of the layer in it."""
+def _name_tensors(spec: Model) -> dict[str, str]:
+    """Return the names of a spec: tensors have two indices, of the group and of the layer in it."""
     assert isinstance(spec.encoder, Stack)
     names = dict(NAMES)
     for i in range(len(spec.encoder.layers)):
@@ -117,7 +117,7 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
         for ours, theirs in LAYER_NAMES.items():
             path = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{layer}.{theirs}"
             names[f"encoder.{i}.{ours}.{{p}}"] = f"{path}.{{p}}"
-    return make_rules(names)
+    return names
 
 
 XLARGE = {"width": 2048, "depth": 24, "heads": 16}
@@ -191,7 +191,7 @@ albert = Family(
         supports_cache=False,
         duplicates={"predictions.bias": "predictions.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
-        rules=_build_rules,
+        names=_name_tensors,
     ),
 )
 """ALBERT: BERT with shared layers, factorized embeddings and sentence order (Lan et al., 2020)."""

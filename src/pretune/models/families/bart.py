@@ -5,7 +5,7 @@ from functools import partial
 
 from pretune.models.families.shared import ADAM, Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, Entry, FixedKey, Key, expand_sides
-from pretune.models.hf.weights import HeadLayout, Layout, LeadingAxisPacking, Rule, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, LeadingAxisPacking, Rule, define_token_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -88,7 +88,7 @@ _ENTRIES: tuple[Entry, ...] = (
 )
 
 
-def _build_rules(slot: str) -> tuple[Rule, ...]:
+def _name_tensors(slot: str) -> dict[str, str]:
     table = {"tokens.weight": "model.shared.weight", "head.weight": "lm_head.weight"}
     for side in ("encoder", "decoder"):
         layer = f"model.{side}.layers.{{i}}"
@@ -103,7 +103,7 @@ def _build_rules(slot: str) -> tuple[Rule, ...]:
         table[f"{side}.position.table.weight"] = f"model.{side}.embed_positions.weight"
         table[f"{side}.embed.norm.{{p}}"] = f"model.{side}.layernorm_embedding.{{p}}"
         table[f"{side}.norm.{{p}}"] = f"model.{side}.layer_norm.{{p}}"
-    return (*make_rules(table), Rule("head.bias", "final_logits_bias", LeadingAxisPacking()))
+    return table
 
 
 LAST_TOKEN = PoolingConfig(mode="last", layer="own")
@@ -138,7 +138,8 @@ def _build_layout(model_type: str, name: str, slot: str) -> Layout:
         copies=("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"),
         needs_copies=True,
         zeros=("final_logits_bias",),
-        rules=_build_rules(slot),
+        rules=(Rule("head.bias", "final_logits_bias", LeadingAxisPacking()),),
+        names=_name_tensors(slot),
     )
 
 

@@ -19,7 +19,7 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.hf.config import ACTIVATIONS, Key, SpecChanges
-from pretune.models.hf.weights import Layout, define_encoder_heads, make_rules
+from pretune.models.hf.weights import Layout, define_encoder_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -117,18 +117,14 @@ bert = Family(
         task_heads=define_encoder_heads("Bert", {"dense": "bert.pooler.dense", "out": "classifier"}, POOLER),
         duplicates={"cls.predictions.bias": "cls.predictions.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids", r"fit_denses?\..*"),
-        rules=(
-            *make_rules({ours: f"bert.{theirs}" for ours, theirs in ENCODER_NAMES.items()}),
-            *make_rules(
-                {
-                    "head.transform.dense.{p}": "cls.predictions.transform.dense.{p}",
-                    "head.transform.norm.{p}": "cls.predictions.transform.LayerNorm.{p}",
-                    "head.weight": "cls.predictions.decoder.weight",
-                    "head.bias": "cls.predictions.bias",
-                    "pair.{p}": "cls.seq_relationship.{p}",
-                }
-            ),
-        ),
+        names={
+            **{ours: f"bert.{theirs}" for ours, theirs in ENCODER_NAMES.items()},
+            "head.transform.dense.{p}": "cls.predictions.transform.dense.{p}",
+            "head.transform.norm.{p}": "cls.predictions.transform.LayerNorm.{p}",
+            "head.weight": "cls.predictions.decoder.weight",
+            "head.bias": "cls.predictions.bias",
+            "pair.{p}": "cls.seq_relationship.{p}",
+        },
     ),
 )
 """BERT: bidirectional encoder, masked tokens and sentence pairs (Devlin et al., 2019)."""

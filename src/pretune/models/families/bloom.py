@@ -17,7 +17,6 @@ from pretune.models.hf.weights import (
     Rule,
     define_score_head,
     define_token_heads,
-    make_rules,
 )
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
@@ -126,20 +125,18 @@ bloom = Family(
                 f"{LAYER}.self_attention.query_key_value.{{p}}",
                 InterleavedPacking(),
             ),
-            *make_rules(
-                {
-                    "decoder.{i}.attention.out.{p}": f"{LAYER}.self_attention.dense.{{p}}",
-                    "decoder.{i}.attention_norm.pre.{p}": f"{LAYER}.input_layernorm.{{p}}",
-                    "decoder.{i}.feedforward_norm.pre.{p}": f"{LAYER}.post_attention_layernorm.{{p}}",
-                    "decoder.{i}.feedforward.up.{p}": f"{LAYER}.mlp.dense_h_to_4h.{{p}}",
-                    "decoder.{i}.feedforward.down.{p}": f"{LAYER}.mlp.dense_4h_to_h.{{p}}",
-                    "tokens.weight": "transformer.word_embeddings.weight",
-                    "decoder.embed.norm.{p}": "transformer.word_embeddings_layernorm.{p}",
-                    "decoder.norm.{p}": "transformer.ln_f.{p}",
-                    "head.weight": "lm_head.weight",
-                }
-            ),
         ),
+        names={
+            "decoder.{i}.attention.out.{p}": f"{LAYER}.self_attention.dense.{{p}}",
+            "decoder.{i}.attention_norm.pre.{p}": f"{LAYER}.input_layernorm.{{p}}",
+            "decoder.{i}.feedforward_norm.pre.{p}": f"{LAYER}.post_attention_layernorm.{{p}}",
+            "decoder.{i}.feedforward.up.{p}": f"{LAYER}.mlp.dense_h_to_4h.{{p}}",
+            "decoder.{i}.feedforward.down.{p}": f"{LAYER}.mlp.dense_4h_to_h.{{p}}",
+            "tokens.weight": "transformer.word_embeddings.weight",
+            "decoder.embed.norm.{p}": "transformer.word_embeddings_layernorm.{p}",
+            "decoder.norm.{p}": "transformer.ln_f.{p}",
+            "head.weight": "lm_head.weight",
+        },
     ),
 )
 """BLOOM: ALiBi and a norm after the token embedding, 46 languages (Le Scao et al., 2022)."""

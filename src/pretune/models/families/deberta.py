@@ -25,7 +25,7 @@ from pretune.models.hf.config import (
     check_size,
     make_unsupported_error,
 )
-from pretune.models.hf.weights import Layout, Rule, define_encoder_heads, make_rules
+from pretune.models.hf.weights import Layout, define_encoder_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -288,7 +288,7 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 
-def _build_rules(spec: Model) -> tuple[Rule, ...]:
+def _name_tensors(spec: Model) -> dict[str, str]:
     table = "encoder.position.table.weight"
     names = {ours: theirs for ours, theirs in ENCODER_NAMES.items() if not ours.startswith("pooler")}
     for part in ("query", "key", "value"):
@@ -317,7 +317,7 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
         "detector.dense.{p}": "mask_predictions.dense.{p}",
         "detector.out.{p}": "mask_predictions.classifier.{p}",
     }
-    return make_rules({**{ours: BODY + theirs for ours, theirs in names.items()}, **heads})
+    return {**{ours: BODY + theirs for ours, theirs in names.items()}, **heads}
 
 
 CONTEXT_POOLER = PoolingConfig(mode="first", layer="own", activation="gelu")
@@ -372,7 +372,7 @@ deberta = Family(
             "detector": "the detector of replaced tokens",
         },
         skipped_tensors=(r".*embeddings\.position_ids",),
-        rules=_build_rules,
+        names=_name_tensors,
     ),
 )
 """DeBERTa: attention by content and distance, masked or replaced tokens (He et al., 2021, 2023)."""

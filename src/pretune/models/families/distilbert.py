@@ -5,7 +5,7 @@ from functools import partial
 from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import ADAM, ENCODER_ACTIVATION, Family, PaperDefaults, Size
 from pretune.models.hf.config import ACTIVATIONS, Key
-from pretune.models.hf.weights import Layout, define_encoder_heads, make_rules
+from pretune.models.hf.weights import Layout, define_encoder_heads
 from pretune.nn.heads import PoolingConfig
 
 build_spec = partial(
@@ -72,15 +72,13 @@ distilbert = Family(
         task_heads=define_encoder_heads("DistilBert", {"dense": "pre_classifier", "out": "classifier"}, FIRST_TOKEN),
         supports_cache=False,
         skipped_tensors=(r".*embeddings\.position_ids",),
-        rules=make_rules(
-            {
-                **{ours: f"distilbert.{theirs}" for ours, theirs in BODY_NAMES.items()},
-                "head.transform.dense.{p}": "vocab_transform.{p}",
-                "head.transform.norm.{p}": "vocab_layer_norm.{p}",
-                "head.weight": "vocab_projector.weight",
-                "head.bias": "vocab_projector.bias",
-            }
-        ),
+        names={
+            **{ours: f"distilbert.{theirs}" for ours, theirs in BODY_NAMES.items()},
+            "head.transform.dense.{p}": "vocab_transform.{p}",
+            "head.transform.norm.{p}": "vocab_layer_norm.{p}",
+            "head.weight": "vocab_projector.weight",
+            "head.bias": "vocab_projector.bias",
+        },
     ),
 )
 """DistilBERT: BERT with half of its layers, without segments and pooler (Sanh et al., 2019)."""

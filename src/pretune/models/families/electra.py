@@ -14,7 +14,7 @@ from pretune.models.families.shared import (
 )
 from pretune.models.generator_discriminator import Pair, add_generator
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, build_summary_keys, check_size
-from pretune.models.hf.weights import OUT_PROJ_NAMES, HeadLayout, Layout, define_encoder_heads, make_rules
+from pretune.models.hf.weights import OUT_PROJ_NAMES, HeadLayout, Layout, define_encoder_heads
 from pretune.models.spec import Model
 from pretune.nn.heads import Detector, PoolingConfig
 from pretune.nn.layers import Factor
@@ -127,22 +127,16 @@ electra = Family(
             ),
         },
         skipped_tensors=(r".*embeddings\.position_ids",),
-        rules=(
-            *make_rules(
-                {ours: f"electra.{theirs}" for ours, theirs in ENCODER_NAMES.items() if not ours.startswith("pooler")}
-            ),
-            *make_rules(
-                {
-                    "encoder.embed.project.{p}": "electra.embeddings_project.{p}",
-                    "head.transform.dense.{p}": "generator_predictions.dense.{p}",
-                    "head.transform.norm.{p}": "generator_predictions.LayerNorm.{p}",
-                    "head.weight": "generator_lm_head.weight",
-                    "head.bias": "generator_lm_head.bias",
-                    "detector.dense.{p}": "discriminator_predictions.dense.{p}",
-                    "detector.out.{p}": "discriminator_predictions.dense_prediction.{p}",
-                }
-            ),
-        ),
+        names={
+            **{ours: f"electra.{theirs}" for ours, theirs in ENCODER_NAMES.items() if not ours.startswith("pooler")},
+            "encoder.embed.project.{p}": "electra.embeddings_project.{p}",
+            "head.transform.dense.{p}": "generator_predictions.dense.{p}",
+            "head.transform.norm.{p}": "generator_predictions.LayerNorm.{p}",
+            "head.weight": "generator_lm_head.weight",
+            "head.bias": "generator_lm_head.bias",
+            "detector.dense.{p}": "discriminator_predictions.dense.{p}",
+            "detector.out.{p}": "discriminator_predictions.dense_prediction.{p}",
+        },
     ),
 )
 """ELECTRA: an encoder that detects replaced tokens, with its generator (Clark et al., 2020)."""

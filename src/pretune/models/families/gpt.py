@@ -11,7 +11,7 @@ from pretune.models.families.shared import (
     derive_hidden,
 )
 from pretune.models.hf.config import Key
-from pretune.models.hf.weights import Layout, define_score_head, make_rules
+from pretune.models.hf.weights import Layout, define_score_head
 from pretune.models.spec import Model, Normal
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -93,16 +93,12 @@ gpt = Family(
         classes=build_decoder_classes("OpenAIGPT", "LMHeadModel"),
         task_heads=define_score_head("OpenAIGPT"),
         skipped_tensors=(r".*\.attn\.bias", r".*position_ids"),
-        rules=(
-            *build_gpt_rules("transformer.", "post"),
-            *make_rules(
-                {
-                    "tokens.weight": "transformer.tokens_embed.weight",
-                    "decoder.position.table.weight": "transformer.positions_embed.weight",
-                    "head.weight": "lm_head.weight",
-                }
-            ),
-        ),
+        rules=build_gpt_rules("transformer.", "post"),
+        names={
+            "tokens.weight": "transformer.tokens_embed.weight",
+            "decoder.position.table.weight": "transformer.positions_embed.weight",
+            "head.weight": "lm_head.weight",
+        },
     ),
 )
 """GPT: left-to-right decoder, post-norm (Radford et al., 2018)."""

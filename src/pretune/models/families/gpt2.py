@@ -22,7 +22,7 @@ from pretune.models.hf.config import (
     allow_null,
     check_size,
 )
-from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, define_score_head, define_token_heads
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
 from pretune.nn.layers import LayerNorm
@@ -90,17 +90,13 @@ LAYOUT = Layout(
     classes=build_decoder_classes("GPT2", "LMHeadModel"),
     task_heads={**define_score_head("GPT2"), **define_token_heads("GPT2")},
     skipped_tensors=(r".*\.attn\.(masked_)?bias",),
-    rules=(
-        *build_gpt_rules("transformer.", "pre"),
-        *make_rules(
-            {
-                "tokens.weight": "transformer.wte.weight",
-                "decoder.position.table.weight": "transformer.wpe.weight",
-                "decoder.norm.{p}": "transformer.ln_f.{p}",
-                "head.weight": "lm_head.weight",
-            }
-        ),
-    ),
+    rules=build_gpt_rules("transformer.", "pre"),
+    names={
+        "tokens.weight": "transformer.wte.weight",
+        "decoder.position.table.weight": "transformer.wpe.weight",
+        "decoder.norm.{p}": "transformer.ln_f.{p}",
+        "head.weight": "lm_head.weight",
+    },
 )
 
 gpt2 = Family(

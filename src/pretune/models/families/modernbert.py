@@ -17,7 +17,7 @@ from pretune.models.hf.config import (
     check_number,
     check_size,
 )
-from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule, make_rules
+from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -261,22 +261,20 @@ modernbert = Family(
                 f"{LAYER}.mlp.Wi.{{p}}",
                 FusedPacking(),
             ),
-            *make_rules(
-                {
-                    "encoder.{i}.attention.out.{p}": f"{LAYER}.attn.Wo.{{p}}",
-                    "encoder.{i}.attention_norm.pre.{p}": f"{LAYER}.attn_norm.{{p}}",
-                    "encoder.{i}.feedforward.down.{p}": f"{LAYER}.mlp.Wo.{{p}}",
-                    "encoder.{i}.feedforward_norm.pre.{p}": f"{LAYER}.mlp_norm.{{p}}",
-                    "tokens.weight": "model.embeddings.tok_embeddings.weight",
-                    "encoder.embed.norm.{p}": "model.embeddings.norm.{p}",
-                    "encoder.norm.{p}": "model.final_norm.{p}",
-                    "head.transform.dense.{p}": "head.dense.{p}",
-                    "head.transform.norm.{p}": "head.norm.{p}",
-                    "head.weight": "decoder.weight",
-                    "head.bias": "decoder.bias",
-                }
-            ),
         ),
+        names={
+            "encoder.{i}.attention.out.{p}": f"{LAYER}.attn.Wo.{{p}}",
+            "encoder.{i}.attention_norm.pre.{p}": f"{LAYER}.attn_norm.{{p}}",
+            "encoder.{i}.feedforward.down.{p}": f"{LAYER}.mlp.Wo.{{p}}",
+            "encoder.{i}.feedforward_norm.pre.{p}": f"{LAYER}.mlp_norm.{{p}}",
+            "tokens.weight": "model.embeddings.tok_embeddings.weight",
+            "encoder.embed.norm.{p}": "model.embeddings.norm.{p}",
+            "encoder.norm.{p}": "model.final_norm.{p}",
+            "head.transform.dense.{p}": "head.dense.{p}",
+            "head.transform.norm.{p}": "head.norm.{p}",
+            "head.weight": "decoder.weight",
+            "head.bias": "decoder.bias",
+        },
     ),
 )
 """ModernBERT: rotary positions, GeGLU, alternating local and global attention (Warner et al., 2024)."""

@@ -14,7 +14,7 @@ from pretune.models.hf.config import (
     check_positive,
     check_rate,
 )
-from pretune.models.hf.weights import FusedPacking, Layout, Rule, define_score_head, define_token_heads, make_rules
+from pretune.models.hf.weights import FusedPacking, Layout, Rule, define_score_head, define_token_heads
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -154,19 +154,17 @@ mpt = Family(
                 "transformer.blocks.{i}.attn.Wqkv.weight",
                 FusedPacking(),
             ),
-            *make_rules(
-                {
-                    "decoder.{i}.attention.out.weight": "transformer.blocks.{i}.attn.out_proj.weight",
-                    "decoder.{i}.attention_norm.pre.weight": "transformer.blocks.{i}.norm_1.weight",
-                    "decoder.{i}.feedforward_norm.pre.weight": "transformer.blocks.{i}.norm_2.weight",
-                    "decoder.{i}.feedforward.up.weight": "transformer.blocks.{i}.ffn.up_proj.weight",
-                    "decoder.{i}.feedforward.down.weight": "transformer.blocks.{i}.ffn.down_proj.weight",
-                    "tokens.weight": "transformer.wte.weight",
-                    "decoder.norm.weight": "transformer.norm_f.weight",
-                    "head.weight": "lm_head.weight",
-                }
-            ),
         ),
+        names={
+            "decoder.{i}.attention.out.weight": "transformer.blocks.{i}.attn.out_proj.weight",
+            "decoder.{i}.attention_norm.pre.weight": "transformer.blocks.{i}.norm_1.weight",
+            "decoder.{i}.feedforward_norm.pre.weight": "transformer.blocks.{i}.norm_2.weight",
+            "decoder.{i}.feedforward.up.weight": "transformer.blocks.{i}.ffn.up_proj.weight",
+            "decoder.{i}.feedforward.down.weight": "transformer.blocks.{i}.ffn.down_proj.weight",
+            "tokens.weight": "transformer.wte.weight",
+            "decoder.norm.weight": "transformer.norm_f.weight",
+            "head.weight": "lm_head.weight",
+        },
     ),
 )
 """MPT: ALiBi and no biases (MosaicML, 2023)."""

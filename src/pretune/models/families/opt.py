@@ -14,7 +14,7 @@ from pretune.models.hf.config import (
     check_flag,
     check_size,
 )
-from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, make_rules
+from pretune.models.hf.weights import Layout, define_score_head, define_token_heads
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Transform
@@ -133,27 +133,25 @@ opt = Family(
         prefix="model.",
         classes=build_decoder_classes("OPT"),
         task_heads={**define_score_head("OPT"), **define_token_heads("OPT", tags=None)},
-        rules=make_rules(
-            {
-                **{
-                    f"decoder.{{i}}.attention.{ours}.{{p}}": f"model.decoder.layers.{{i}}.self_attn.{theirs}_proj.{{p}}"
-                    for ours, theirs in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "out"))
-                },
-                **{
-                    f"decoder.{{i}}.{ours}_norm.{slot}.{{p}}": f"model.decoder.layers.{{i}}.{theirs}.{{p}}"
-                    for ours, theirs in (("attention", "self_attn_layer_norm"), ("feedforward", "final_layer_norm"))
-                    for slot in ("pre", "post")
-                },
-                "decoder.{i}.feedforward.up.{p}": "model.decoder.layers.{i}.fc1.{p}",
-                "decoder.{i}.feedforward.down.{p}": "model.decoder.layers.{i}.fc2.{p}",
-                "tokens.weight": "model.decoder.embed_tokens.weight",
-                "decoder.position.table.weight": "model.decoder.embed_positions.weight",
-                "decoder.embed.project.weight": "model.decoder.project_in.weight",
-                "decoder.norm.{p}": "model.decoder.final_layer_norm.{p}",
-                "head.transform.dense.weight": "model.decoder.project_out.weight",
-                "head.weight": "lm_head.weight",
-            }
-        ),
+        names={
+            **{
+                f"decoder.{{i}}.attention.{ours}.{{p}}": f"model.decoder.layers.{{i}}.self_attn.{theirs}_proj.{{p}}"
+                for ours, theirs in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "out"))
+            },
+            **{
+                f"decoder.{{i}}.{ours}_norm.{slot}.{{p}}": f"model.decoder.layers.{{i}}.{theirs}.{{p}}"
+                for ours, theirs in (("attention", "self_attn_layer_norm"), ("feedforward", "final_layer_norm"))
+                for slot in ("pre", "post")
+            },
+            "decoder.{i}.feedforward.up.{p}": "model.decoder.layers.{i}.fc1.{p}",
+            "decoder.{i}.feedforward.down.{p}": "model.decoder.layers.{i}.fc2.{p}",
+            "tokens.weight": "model.decoder.embed_tokens.weight",
+            "decoder.position.table.weight": "model.decoder.embed_positions.weight",
+            "decoder.embed.project.weight": "model.decoder.project_in.weight",
+            "decoder.norm.{p}": "model.decoder.final_layer_norm.{p}",
+            "head.transform.dense.weight": "model.decoder.project_out.weight",
+            "head.weight": "lm_head.weight",
+        },
     ),
 )
 """OPT: an open GPT-3 with ReLU (Zhang et al., 2022)."""

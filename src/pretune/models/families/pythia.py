@@ -17,7 +17,6 @@ from pretune.models.hf.weights import (
     Rule,
     define_score_head,
     define_token_heads,
-    make_rules,
 )
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
@@ -116,19 +115,17 @@ pythia = Family(
                 "gpt_neox.layers.{i}.attention.query_key_value.{p}",
                 InterleavedPacking(),
             ),
-            *make_rules(
-                {
-                    "decoder.{i}.attention.out.{p}": "gpt_neox.layers.{i}.attention.dense.{p}",
-                    "decoder.{i}.attention_norm.pre.{p}": "gpt_neox.layers.{i}.input_layernorm.{p}",
-                    "decoder.{i}.feedforward_norm.pre.{p}": "gpt_neox.layers.{i}.post_attention_layernorm.{p}",
-                    "decoder.{i}.feedforward.up.{p}": "gpt_neox.layers.{i}.mlp.dense_h_to_4h.{p}",
-                    "decoder.{i}.feedforward.down.{p}": "gpt_neox.layers.{i}.mlp.dense_4h_to_h.{p}",
-                    "tokens.weight": "gpt_neox.embed_in.weight",
-                    "decoder.norm.{p}": "gpt_neox.final_layer_norm.{p}",
-                    "head.weight": "embed_out.weight",
-                }
-            ),
         ),
+        names={
+            "decoder.{i}.attention.out.{p}": "gpt_neox.layers.{i}.attention.dense.{p}",
+            "decoder.{i}.attention_norm.pre.{p}": "gpt_neox.layers.{i}.input_layernorm.{p}",
+            "decoder.{i}.feedforward_norm.pre.{p}": "gpt_neox.layers.{i}.post_attention_layernorm.{p}",
+            "decoder.{i}.feedforward.up.{p}": "gpt_neox.layers.{i}.mlp.dense_h_to_4h.{p}",
+            "decoder.{i}.feedforward.down.{p}": "gpt_neox.layers.{i}.mlp.dense_4h_to_h.{p}",
+            "tokens.weight": "gpt_neox.embed_in.weight",
+            "decoder.norm.{p}": "gpt_neox.final_layer_norm.{p}",
+            "head.weight": "embed_out.weight",
+        },
     ),
 )
 """Pythia: GPT-NeoX at ten sizes, trained on the same data in the same order (Biderman et al., 2023)."""

@@ -18,7 +18,7 @@ from pretune.models.families.shared import (
     Size,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, check_token, get_path
-from pretune.models.hf.weights import OUT_PROJ_NAMES, HeadLayout, Layout, define_encoder_heads, make_rules
+from pretune.models.hf.weights import OUT_PROJ_NAMES, HeadLayout, Layout, define_encoder_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import PoolingConfig
 from pretune.nn.layers import LayerNorm
@@ -109,17 +109,13 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
         },
         duplicates={"lm_head.bias": "lm_head.decoder.bias"},
         skipped_tensors=(r".*embeddings\.position_ids",),
-        rules=(
-            *make_rules({ours: f"roberta.{theirs}" for ours, theirs in ENCODER_NAMES.items()}),
-            *make_rules(
-                {
-                    "head.transform.dense.{p}": "lm_head.dense.{p}",
-                    "head.transform.norm.{p}": "lm_head.layer_norm.{p}",
-                    "head.weight": "lm_head.decoder.weight",
-                    "head.bias": "lm_head.bias",
-                }
-            ),
-        ),
+        names={
+            **{ours: f"roberta.{theirs}" for ours, theirs in ENCODER_NAMES.items()},
+            "head.transform.dense.{p}": "lm_head.dense.{p}",
+            "head.transform.norm.{p}": "lm_head.layer_norm.{p}",
+            "head.weight": "lm_head.decoder.weight",
+            "head.bias": "lm_head.bias",
+        },
     )
 
 

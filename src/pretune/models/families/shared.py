@@ -30,7 +30,6 @@ from pretune.models.hf.weights import (
     Rule,
     define_score_head,
     define_token_heads,
-    make_rules,
 )
 from pretune.models.spec import Model
 from pretune.nn.heads import PoolingConfig
@@ -437,5 +436,5 @@ def build_llama_layout(
         classes=build_decoder_classes(name),
         task_heads=define_llama_heads(name) if task_heads is None else task_heads,
         skipped_tensors=(r".*rotary_emb\.inv_freq",),
-        rules=make_rules({**_LLAMA_NAMES, **norms}),
+        names={**_LLAMA_NAMES, **norms},
     )

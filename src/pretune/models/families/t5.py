@@ -22,7 +22,7 @@ from pretune.models.hf.config import (
     check_size,
     expand_sides,
 )
-from pretune.models.hf.weights import HeadLayout, Layout, Rule, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, define_token_heads
 from pretune.models.spec import FanIn, Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -185,7 +185,7 @@ def _build_keys(vocab: int, depth: int, heads: int, hidden: int, gate: str) -> t
 _SCALE = CustomKey(("scale_decoder_outputs", "tie_word_embeddings"), _read_scale, _write_scale)
 
 
-def _build_rules(spec: Model) -> tuple[Rule, ...]:
+def _name_tensors(spec: Model) -> dict[str, str]:
     is_gated = spec.first_block.feedforward.gated
     table = {"tokens.weight": "shared.weight", "head.weight": "lm_head.weight"}
     for side, last in (("encoder", 1), ("decoder", 2)):
@@ -205,7 +205,7 @@ def _build_rules(spec: Model) -> tuple[Rule, ...]:
         table[f"{side}.{{i}}.feedforward_norm.pre.weight"] = f"{layer}.{last}.layer_norm.weight"
         table[f"{side}.position.table.weight"] = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         table[f"{side}.norm.weight"] = f"{side}.final_layer_norm.weight"
-    return make_rules(table)
+    return table
 
 
 LAST_TOKEN = PoolingConfig(mode="last", layer="own")
@@ -235,7 +235,7 @@ def _build_layout(model_type: str, name: str, *entries: Entry) -> Layout:
         copies=("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"),
         # NOTE: an old release has an unused position table of the cross-attention.
         skipped_tensors=(r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight",),
-        rules=_build_rules,
+        names=_name_tensors,
     )
 
 

@@ -2,7 +2,7 @@
 
 from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
 from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key
-from pretune.models.hf.weights import Layout, make_rules
+from pretune.models.hf.weights import Layout
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -92,21 +92,19 @@ xglm = Family(
         prefix="model.",
         classes=build_decoder_classes("XGLM"),
         skipped_tensors=(r".*embed_positions\.weights",),
-        rules=make_rules(
-            {
-                **{
-                    f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}"
-                    for part in ("q", "k", "v", "out")
-                },
-                "decoder.{i}.attention_norm.pre.{p}": "model.layers.{i}.self_attn_layer_norm.{p}",
-                "decoder.{i}.feedforward_norm.pre.{p}": "model.layers.{i}.final_layer_norm.{p}",
-                "decoder.{i}.feedforward.up.{p}": "model.layers.{i}.fc1.{p}",
-                "decoder.{i}.feedforward.down.{p}": "model.layers.{i}.fc2.{p}",
-                "tokens.weight": "model.embed_tokens.weight",
-                "decoder.norm.{p}": "model.layer_norm.{p}",
-                "head.weight": "lm_head.weight",
-            }
-        ),
+        names={
+            **{
+                f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}"
+                for part in ("q", "k", "v", "out")
+            },
+            "decoder.{i}.attention_norm.pre.{p}": "model.layers.{i}.self_attn_layer_norm.{p}",
+            "decoder.{i}.feedforward_norm.pre.{p}": "model.layers.{i}.final_layer_norm.{p}",
+            "decoder.{i}.feedforward.up.{p}": "model.layers.{i}.fc1.{p}",
+            "decoder.{i}.feedforward.down.{p}": "model.layers.{i}.fc2.{p}",
+            "tokens.weight": "model.embed_tokens.weight",
+            "decoder.norm.{p}": "model.layer_norm.{p}",
+            "head.weight": "lm_head.weight",
+        },
     ),
 )
 """XGLM: sinusoidal positions, thirty languages (Lin et al., 2022)."""

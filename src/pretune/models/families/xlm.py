@@ -19,7 +19,7 @@ from pretune.models.hf.config import (
     check_size,
     get_path,
 )
-from pretune.models.hf.weights import HeadLayout, Layout, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, define_token_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.heads import PoolingConfig
 
@@ -142,24 +142,22 @@ xlm = Family(
             **define_token_heads("XLM", spans=None),
         },
         skipped_tensors=(r".*position_ids",),
-        rules=make_rules(
-            {
-                **{
-                    f"encoder.{{i}}.attention.{part}.{{p}}": f"transformer.attentions.{{i}}.{part}_lin.{{p}}"
-                    for part in ("q", "k", "v", "out")
-                },
-                "encoder.{i}.attention_norm.post.{p}": "transformer.layer_norm1.{i}.{p}",
-                "encoder.{i}.feedforward.up.{p}": "transformer.ffns.{i}.lin1.{p}",
-                "encoder.{i}.feedforward.down.{p}": "transformer.ffns.{i}.lin2.{p}",
-                "encoder.{i}.feedforward_norm.post.{p}": "transformer.layer_norm2.{i}.{p}",
-                "tokens.weight": "transformer.embeddings.weight",
-                "encoder.position.table.weight": "transformer.position_embeddings.weight",
-                "encoder.embed.languages.weight": "transformer.lang_embeddings.weight",
-                "encoder.embed.norm.{p}": "transformer.layer_norm_emb.{p}",
-                "head.weight": "pred_layer.proj.weight",
-                "head.bias": "pred_layer.proj.bias",
-            }
-        ),
+        names={
+            **{
+                f"encoder.{{i}}.attention.{part}.{{p}}": f"transformer.attentions.{{i}}.{part}_lin.{{p}}"
+                for part in ("q", "k", "v", "out")
+            },
+            "encoder.{i}.attention_norm.post.{p}": "transformer.layer_norm1.{i}.{p}",
+            "encoder.{i}.feedforward.up.{p}": "transformer.ffns.{i}.lin1.{p}",
+            "encoder.{i}.feedforward.down.{p}": "transformer.ffns.{i}.lin2.{p}",
+            "encoder.{i}.feedforward_norm.post.{p}": "transformer.layer_norm2.{i}.{p}",
+            "tokens.weight": "transformer.embeddings.weight",
+            "encoder.position.table.weight": "transformer.position_embeddings.weight",
+            "encoder.embed.languages.weight": "transformer.lang_embeddings.weight",
+            "encoder.embed.norm.{p}": "transformer.layer_norm_emb.{p}",
+            "head.weight": "pred_layer.proj.weight",
+            "head.bias": "pred_layer.proj.bias",
+        },
     ),
 )
 """XLM: masked tokens in several languages and in translations (Lample and Conneau, 2019)."""

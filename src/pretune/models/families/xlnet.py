@@ -15,7 +15,7 @@ from pretune.models.hf.config import (
     build_summary_keys,
     check_size,
 )
-from pretune.models.hf.weights import HeadLayout, Layout, LeadingAxisPacking, Rule, define_token_heads, make_rules
+from pretune.models.hf.weights import HeadLayout, Layout, LeadingAxisPacking, Rule, define_token_heads
 from pretune.models.spec import Model, Special
 from pretune.nn.block import Norms
 from pretune.nn.heads import Head, PoolingConfig
@@ -160,21 +160,19 @@ xlnet = Family(
             Rule("encoder.{i}.attention.out.weight", f"{ATTENTION}.o", HeadPacking(is_transposed=False)),
             Rule("encoder.{i}.attention.segments", f"{ATTENTION}.seg_embed", HeadPacking(is_transposed=False)),
             Rule("encoder.query", "transformer.mask_emb", LeadingAxisPacking()),
-            *make_rules(
-                {
-                    "encoder.{i}.attention.content": f"{ATTENTION}.r_w_bias",
-                    "encoder.{i}.attention.position": f"{ATTENTION}.r_r_bias",
-                    "encoder.{i}.attention.segment": f"{ATTENTION}.r_s_bias",
-                    "encoder.{i}.attention_norm.post.{p}": f"{ATTENTION}.layer_norm.{{p}}",
-                    "encoder.{i}.feedforward.up.{p}": f"{LAYER}.ff.layer_1.{{p}}",
-                    "encoder.{i}.feedforward.down.{p}": f"{LAYER}.ff.layer_2.{{p}}",
-                    "encoder.{i}.feedforward_norm.post.{p}": f"{LAYER}.ff.layer_norm.{{p}}",
-                    "tokens.weight": "transformer.word_embedding.weight",
-                    "head.weight": "lm_loss.weight",
-                    "head.bias": "lm_loss.bias",
-                }
-            ),
         ),
+        names={
+            "encoder.{i}.attention.content": f"{ATTENTION}.r_w_bias",
+            "encoder.{i}.attention.position": f"{ATTENTION}.r_r_bias",
+            "encoder.{i}.attention.segment": f"{ATTENTION}.r_s_bias",
+            "encoder.{i}.attention_norm.post.{p}": f"{ATTENTION}.layer_norm.{{p}}",
+            "encoder.{i}.feedforward.up.{p}": f"{LAYER}.ff.layer_1.{{p}}",
+            "encoder.{i}.feedforward.down.{p}": f"{LAYER}.ff.layer_2.{{p}}",
+            "encoder.{i}.feedforward_norm.post.{p}": f"{LAYER}.ff.layer_norm.{{p}}",
+            "tokens.weight": "transformer.word_embedding.weight",
+            "head.weight": "lm_loss.weight",
+            "head.bias": "lm_loss.bias",
+        },
     ),
 )
 """XLNet: tokens predicted in random order, two-stream attention (Yang et al., 2019)."""

@@ -230,7 +230,8 @@ class Layout:
     model_type: str
     template: Callable[[], Model]  # with the reference's special tokens and tying
     entries: tuple[Entry, ...]
-    rules: tuple[Rule, ...] | Callable[[Model], tuple[Rule, ...]]
+    names: Mapping[str, str] | Callable[[Model], Mapping[str, str]]  # ours -> theirs
+    rules: tuple[Rule, ...] = ()  # of tensors in another form
     classes: Mapping[str, frozenset[str]]  # class -> its `PARTS`; the full class first
     prefix: str = ""  # of the body's tensors in every class except the bare one
     copies: tuple[str, ...] = ()  # other names of the token table
@@ -335,8 +336,8 @@ class Layout:
         return copies | {twin: name for name, twin in self.duplicates.items()}
 
     def get_rules(self, spec: Model) -> tuple[Rule, ...]:
-        rules = self.rules(spec) if callable(self.rules) else self.rules
-        return (*rules, *SPAN_RULES)
+        names = self.names(spec) if callable(self.names) else self.names
+        return (*self.rules, *make_rules(names), *SPAN_RULES)
 
     def choose_class(self, parts: frozenset[str]) -> str:
         """Return the class with the most of these parts and no others."""
