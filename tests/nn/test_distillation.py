@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from pretune.nn import distillation
+from pretune.nn import loss
 from pretune.nn.distillation import (
     compute_soft_binary_loss,
     compute_soft_loss,
@@ -66,7 +66,7 @@ def test_scores_are_compared_where_both_attend() -> None:
 @pytest.mark.parametrize("vocab", [13, 9])
 def test_blocks_of_logits_equal_all_of_them(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and gradients are those of torch's divergence over the common vocabulary."""
-    monkeypatch.setitem(distillation.BLOCK_BYTES, "cpu", 1)  # 64 rows at a time
+    monkeypatch.setitem(loss.BLOCK_BYTES, "cpu", 1)  # 64 rows at a time
     torch.manual_seed(0)
     student = [torch.randn(150, 8), torch.randn(11, 8), torch.randn(11)]
     student = [part.double().requires_grad_() for part in student]

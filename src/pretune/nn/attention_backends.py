@@ -52,24 +52,17 @@ def _attend_with_dropout(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, s
 def _attend_eager(
     q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
 ) -> AttentionResult:
-    dtype, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    exact = torch.promote_types(v.dtype, torch.float32)
     with torch.autocast(v.device.type, enabled=False):  # the reference is exact
-        return _attend_eager_exact(
-            *_split_rows(q.to(exact), k.to(exact), v.to(exact), context.rows), context, scale, dropout, dtype
-        )
-
-
-def _attend_eager_exact(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float, dtype: torch.dtype
-) -> AttentionResult:
-    scores = (q @ k.transpose(-1, -2)) * scale
-    if context.bias is not None:
-        scores = scores + context.bias
-    if context.mask is not None:
-        scores = scores.masked_fill(~context.mask, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1)
-    output = _flatten_rows(apply_dropout(weights, dropout) @ v).to(dtype)
-    return output, (scores if context.scores else weights)[..., context.prefix_length :]
+        queries, keys, values = _split_rows(q.to(exact), k.to(exact), v.to(exact), context.rows)
+        scores = (queries @ keys.transpose(-1, -2)) * scale
+        if context.bias is not None:
+            scores = scores + context.bias
+        if context.mask is not None:
+            scores = scores.masked_fill(~context.mask, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1)
+        output = _flatten_rows(apply_dropout(weights, dropout) @ values).to(v.dtype)
+        return output, (scores if context.scores else weights)[..., context.prefix_length :]
 
 
 def _attend_varlen(
@@ -104,7 +97,6 @@ def _attend_flex(
     q, k, v = _split_rows(q, k, v, context.rows)
     bias, prefix_length, positions = context.bias, context.prefix_length, context.positions
     last = context.lengths[0] - 1
-    options = None if bias is None else _SMALL_TILES
 
     def score(value: Tensor, row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         assert bias is not None
@@ -117,15 +109,8 @@ def _attend_flex(
         run = _COMPILED_KERNELS.setdefault("flex", torch.compile(flex_attention))
     else:
         run = flex_attention
-    out: Tensor = run(
-        q,
-        k,
-        v,
-        score_mod=None if bias is None else score,
-        block_mask=context.blocks,
-        scale=scale,
-        kernel_options=options,
-    )
+    score_options = {} if bias is None else {"score_mod": score, "kernel_options": _SMALL_TILES}
+    out: Tensor = run(q, k, v, block_mask=context.blocks, scale=scale, **score_options)
     return _flatten_rows(out), None
 
 

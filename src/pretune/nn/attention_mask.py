@@ -35,6 +35,10 @@ class MaskKind(IntEnum):
     PREFIX = 3  # the prefix, itself and earlier tokens
 
 
+MASK_KINDS = tuple(kind.value for kind in MaskKind)
+"""Their numbers: flex cannot trace enums."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionContext:
     """Inputs of an attention layer that depend on the batch only; the filled fields depend on the backend."""
@@ -86,11 +90,7 @@ def may_attend(
         past = distance <= 0
         is_allowed = is_allowed & (past if in_prefix is None else past | in_prefix)
     if mask_kind is not None:
-        bidirectional, anticausal, prefix = (
-            MaskKind.BIDIRECTIONAL.value,
-            MaskKind.ANTICAUSAL.value,
-            MaskKind.PREFIX.value,
-        )  # NOTE: flex cannot trace enums
+        bidirectional, _, anticausal, prefix = MASK_KINDS
         is_visible = (mask_kind == bidirectional) | torch.where(mask_kind == anticausal, distance >= 0, distance <= 0)
         is_allowed = is_allowed & (
             is_visible if in_prefix is None else is_visible | ((mask_kind == prefix) & in_prefix)
@@ -292,11 +292,8 @@ def _build_block_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Any:
     k_sequence = keys.sequence.view(queries.rows, -1)
     prefix = None if queries.prefix is None else _is_in_prefix(keys, queries.prefix).view(queries.rows, -1)
     mask_kinds = _get_mask_kinds(queries).view(queries.rows, -1) if _has_mask_kinds(queries, keys) else None
-    positions, prefix_length, window = (
-        queries.positions.view(queries.rows, -1),
-        mask_spec.prefix_length,
-        mask_spec.window,
-    )
+    positions = queries.positions.view(queries.rows, -1)
+    prefix_length, causal, window = mask_spec.prefix_length, mask_spec.causal, mask_spec.window
 
     def rule(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         if not prefix_length:
@@ -312,8 +309,8 @@ def _build_block_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Any:
             k - q,
             None if prefix is None else prefix[row, k],
             None if mask_kinds is None else mask_kinds[row, q],
-            causal=mask_spec.causal,
-            window=mask_spec.window,
+            causal=causal,
+            window=window,
         )
 
     make = create_block_mask if queries.tokens.device.type == "cpu" else torch.compile(create_block_mask)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pretune.nn.layers import get_compute_dtype
-from pretune.nn.loss import BLOCK_BYTES, LogitGradients, pad_to_alignment, scale_gradients
+from pretune.nn.loss import LogitGradients, pad_to_alignment, scale_gradients, split_rows
 
 LogitFactors = tuple[Tensor, Tensor, Tensor | None]
 """Rows `[M, W]`, matrix `[V, W]` and bias `[V]`, whose product are logits."""
@@ -95,9 +95,7 @@ class _LinearSoftLoss(torch.autograd.Function):
             )
             total = torch.zeros((), device=states.device, dtype=exact)
             gradients = LogitGradients(ctx, rows, table, exact)
-            size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (4 * _FLOATS_PER_LOGIT * table.shape[0]), 64)
-            for start in range(0, rows.shape[0], size):
-                part = slice(start, start + size)
+            for part in split_rows(rows, 4 * _FLOATS_PER_LOGIT * table.shape[0]):
                 logits, counts = F.linear(rows[part], table, shift), is_row[part, None]
                 target_logits = F.linear(teacher_rows[part], teacher_table, teacher_shift)[:, :vocab]
                 prediction = F.log_softmax(logits[:, :vocab].to(exact) / temperature, dim=-1)

@@ -89,21 +89,11 @@ class Pooler:
 
     activation: ActivationName = "tanh"
 
-    def build(self, *, width: int) -> "FirstToken":
-        return FirstToken(self, width)
+    def build(self, *, width: int) -> "TransformLayer":
+        return TransformLayer(Transform(activation=self.activation), width, width)
 
     def params(self, *, width: int) -> int:
         return width * width + width
-
-
-class FirstToken(nn.Module):
-    def __init__(self, spec: Pooler, width: int) -> None:
-        super().__init__()
-        self.dense = nn.Linear(width, width)
-        self.activate = ACTIVATIONS[spec.activation]
-
-    def forward(self, states: Tensor) -> Tensor:
-        return self.activate(self.dense(states))
 
 
 @spec

@@ -20,6 +20,13 @@ ALIGN = 64
 BLOCK_BYTES = {"cuda": 2 << 30, "cpu": 64 << 20}
 
 
+def split_rows(states: Tensor, row_bytes: int) -> Iterator[slice]:
+    """Yield the blocks of rows whose working memory of `row_bytes` each is bounded; at least 64 rows."""
+    size = max(BLOCK_BYTES.get(states.device.type, BLOCK_BYTES["cpu"]) // row_bytes, 64)
+    for start in range(0, states.shape[0], size):
+        yield slice(start, start + size)
+
+
 def linear_cross_entropy(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Loss:
     """Return the sum of -log softmax(states weight^T + bias)[label] over labels other than `IGNORE_INDEX`.
 
@@ -45,9 +52,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 shift = pad_to_alignment(shift.to(dtype))
             total = torch.zeros((), device=states.device, dtype=exact)
             gradients = LogitGradients(ctx, rows, table, exact)
-            size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (table.shape[0] * rows.element_size()), 64)
-            for start in range(0, rows.shape[0], size):
-                part = slice(start, start + size)
+            for part in split_rows(rows, table.shape[0] * rows.element_size()):
                 logits = F.linear(rows[part], table, shift)
                 if correct is not None:
                     correct += count_top1(logits[:, : weight.shape[0]], labels[part])
@@ -145,10 +150,8 @@ def sample_tokens(states: Tensor, weight: Tensor, bias: Tensor | None, chance: T
     with torch.autocast(device, enabled=False):
         rows, table = states.to(dtype), pad_to_alignment(weight.to(dtype))
         shift = None if bias is None else pad_to_alignment(bias.to(dtype))
-        size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (8 * table.shape[0]), 64)  # two numbers of four bytes
         tokens = torch.empty(rows.shape[0], dtype=torch.long, device=rows.device)
-        for start in range(0, rows.shape[0], size):
-            part = slice(start, start + size)
+        for part in split_rows(rows, 8 * table.shape[0]):  # two numbers of four bytes
             logits = F.linear(rows[part], table, shift)[:, :vocab].float()
             # NOTE: integers, because cumulative sums of floats on a GPU are neither deterministic nor monotonic.
             sums = (torch.softmax(logits, dim=1) * 2.0**30).to(torch.int32).cumsum(1, dtype=torch.int32)

@@ -159,41 +159,24 @@ class RelativeAttentionLayer(nn.Module):
     def _attend(
         self, q: Tensor, keys: tuple[Tensor, Tensor, Tensor], context: RelativeContext, mask: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
+        k, v, r = keys
         if not context.return_weights:
-            return self._attend_fused(q, *keys, context, mask)
-        exact = torch.promote_types(q.dtype, torch.float32)
-        with torch.autocast(q.device.type, enabled=False):
-            k, v, r = (key.to(exact) for key in keys)
-            return self._attend_with_weights(q.to(exact), k, v, r, context, mask, q.dtype)
-
-    def _attend_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, r: Tensor, context: RelativeContext, mask: Tensor | None
-    ) -> tuple[Tensor, None]:
-        bias = self._compute_bias(q, r, context)
-        if mask is not None:  # NOTE: finite, so that queries without keys give no NaN
-            bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
-        dropout = self.dropout if self.training else 0.0
-        q = q + self.content[:, None].to(q.dtype)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale), None
-
-    def _attend_with_weights(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        r: Tensor,
-        context: RelativeContext,
-        mask: Tensor | None,
-        dtype: torch.dtype,
-    ) -> tuple[Tensor, Tensor]:
-        """Compute attention eagerly, with the weights."""
-        scores = (q + self.content[:, None].to(q.dtype)) @ k.transpose(-1, -2) * self.scale
-        scores = scores + self._compute_bias(q, r, context)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        weights = scores.softmax(-1)
-        text = weights[..., k.shape[-2] - q.shape[-2] :]
-        return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), text
+            bias = self._compute_bias(q, r, context)
+            if mask is not None:  # NOTE: finite, so that queries without keys give no NaN
+                bias = bias.masked_fill(~mask, torch.finfo(bias.dtype).min)
+            dropout = self.dropout if self.training else 0.0
+            q = q + self.content[:, None].to(q.dtype)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, scale=self.scale), None
+        dtype, exact = q.dtype, torch.promote_types(q.dtype, torch.float32)
+        with torch.autocast(q.device.type, enabled=False):  # the reference is exact
+            q, k, v, r = (part.to(exact) for part in (q, k, v, r))
+            scores = (q + self.content[:, None].to(exact)) @ k.transpose(-1, -2) * self.scale
+            scores = scores + self._compute_bias(q, r, context)
+            if mask is not None:
+                scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+            weights = scores.softmax(-1)
+            text = weights[..., k.shape[-2] - q.shape[-2] :]
+            return (F.dropout(weights, self.dropout, self.training) @ v).to(dtype), text
 
     def _compute_bias(self, q: Tensor, r: Tensor, context: RelativeContext) -> Tensor:
         """Return the bias of distances and segments `[rows, H, R, P + R]`; 0 for learned keys, which come first."""

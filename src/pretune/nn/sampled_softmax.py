@@ -15,7 +15,7 @@ from torch import Tensor
 from pretune.core.config import Positive, spec
 from pretune.core.types import IGNORE_INDEX, Loss
 from pretune.nn.layers import get_compute_dtype
-from pretune.nn.loss import BLOCK_BYTES
+from pretune.nn.loss import split_rows
 
 
 @spec
@@ -90,9 +90,7 @@ class _SampledCrossEntropy(torch.autograd.Function):
             grad_label_shift = torch.empty(len(rows), device=states.device, dtype=exact)
             grad_table = torch.zeros(columns.shape, device=states.device, dtype=exact)
             grad_shift = torch.zeros(len(columns), device=states.device, dtype=exact)
-            size = max(BLOCK_BYTES.get(device, BLOCK_BYTES["cpu"]) // (len(columns) * exact.itemsize), 64)
-            for start in range(0, len(rows), size):
-                part = slice(start, start + size)
+            for part in split_rows(rows, len(columns) * exact.itemsize):
                 real = (labels[part] != IGNORE_INDEX)[:, None].to(exact)
                 logits = (rows[part] @ columns.t()).to(exact) + shift
                 logits.masked_fill_(labels[part, None] == sampled_ids, -torch.inf)  # the label itself was drawn
