@@ -114,7 +114,7 @@ def resolve(name: str, settings: Mapping[str, object] | None = None) -> Model:
     return config.replace(spec, rest) if rest else spec
 
 
-def list_settings(family: Family) -> dict[str, Any]:
+def list_settings(family: Family) -> dict[str, object]:
     """Return the numeric and boolean arguments of a family's `build_spec`, with their annotations."""
     parameters = inspect.signature(family.build_spec, eval_str=True).parameters
     kinds = (int, float, bool, int | None)

@@ -15,6 +15,7 @@ from pretune.core.errors import UsageError, suggest
 from pretune.models.cost import CO2_KG_PER_KWH, estimate_memory, estimate_recomputed_bytes, flops_per_token
 from pretune.models.devices import DEVICES, LINKS, Device
 from pretune.models.spec import Model
+from pretune.nn.recurrent_stack import Recurrent
 
 DEVICES_PER_NODE = 8
 LINK_SHARE = 0.8
@@ -166,9 +167,6 @@ def _count_block_weights(spec: Model) -> list[int]:
     """Return the parameters of every block that is gathered by itself; shared weights once."""
     width, sizes = spec.width, []
     for stack in spec.stacks:
-        layers = getattr(stack, "layers", ())
-        for block in layers if not (spec.shared and stack is spec.decoder) else ():
-            norms = sum(slots.params(width=width) for slots in block.list_norms())
-            cross = block.cross.params(width=width) if block.cross else 0
-            sizes.append(block.attention.params(width=width) + block.feedforward.params(width=width) + norms + cross)
+        if not isinstance(stack, Recurrent) and not (spec.shared and stack is spec.decoder):
+            sizes += [block.params(width=width) for block in stack.layers]
     return sizes

@@ -401,7 +401,7 @@ def _split_by_sequence(layers: tuple[Tensor, ...], queries: Batch, keys: Batch) 
     return tuple(sequences)
 
 
-def check_call(arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+def check_call(arguments: Sequence[object], options: Mapping[str, object]) -> None:
     """Raise `UsageError` for arguments of other libraries' models: a tensor of ids, texts, `input_ids`."""
     value = arguments[0] if arguments else options.get("batch")
     if isinstance(value, Batch):

@@ -6,6 +6,7 @@ key-value heads, D head width.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -105,10 +106,7 @@ def _attend_flex(
         distance = key - prefix_length - torch.where(key < prefix_length, positions[row, query], query)
         return value + bias[head, distance + prefix_length + last]
 
-    if q.is_cuda and not torch.compiler.is_compiling():
-        run = _COMPILED_KERNELS.setdefault("flex", torch.compile(flex_attention))
-    else:
-        run = flex_attention
+    run: Any = _compile_flex() if q.is_cuda and not torch.compiler.is_compiling() else flex_attention
     score_options = {} if bias is None else {"score_mod": score, "kernel_options": _SMALL_TILES}
     out: Tensor = run(q, k, v, block_mask=context.blocks, scale=scale, **score_options)
     return _flatten_rows(out), None
@@ -117,7 +115,12 @@ def _attend_flex(
 # NOTE: the gradient of a learned bias table is in shared memory; at head width 64 the default tiles do not fit.
 _SMALL_TILES = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_M1": 32, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 32}
 
-_COMPILED_KERNELS: dict[str, Any] = {}  # flex is slow unless compiled; compiled on first use
+
+@cache
+def _compile_flex() -> Callable[..., Any]:
+    """Return flex attention compiled; it is slow otherwise."""
+    return torch.compile(flex_attention)
+
 
 _TABLE: dict[str, Callable[[Tensor, Tensor, Tensor, AttentionContext, float, float], AttentionResult]] = {
     "rows": _attend_rows,

@@ -129,9 +129,8 @@ class Block:
         return TransformerBlock(self, width, shared_block)
 
     def params(self, *, width: int) -> int:
-        attentions = self.attention.params(width=width) + (self.cross.params(width=width) if self.cross else 0)
-        norms = sum(norms.params(width=width) for norms in self.list_norms())
-        return attentions + self.feedforward.params(width=width) + norms
+        parts = (self.attention, self.cross, self.feedforward, *self.list_norms())
+        return sum(part.params(width=width) for part in parts if part)
 
     def list_norms(self) -> list[Norms]:
         """Return the norms of each sublayer, self-attention first."""

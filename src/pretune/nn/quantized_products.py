@@ -50,7 +50,7 @@ def _choose_tile(bits: int, rows: int, inputs: int, min_length: int) -> dict[str
 
 
 def _launch(
-    kernel: Any, x: Tensor, operands: Sequence[Any], outputs: int, tile: dict[str, int], constants: Mapping[str, Any]
+    kernel: Any, x: Tensor, operands: Sequence[Any], outputs: int, tile: dict[str, int], constants: Mapping[str, object]
 ) -> Tensor:
     """Run a kernel over rows `[M, K]`."""
     from pretune.nn import quantized_kernels

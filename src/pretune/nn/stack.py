@@ -161,10 +161,8 @@ class Stack:
 
     def params(self, *, width: int) -> int:
         """Return the number of parameters, without the token table."""
-        count = self.embed.params(width=width) + self.position_params(width=width)
-        count += sum(block.params(width=width) for block in self.layers)
-        count += self.conv.params(width=width) if self.conv else 0
-        return count + (self.norm.params(width=width) if self.norm else 0)
+        parts = (self.embed, *self.layers, self.conv, self.norm)
+        return self.position_params(width=width) + sum(part.params(width=width) for part in parts if part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

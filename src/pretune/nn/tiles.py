@@ -200,7 +200,7 @@ def _compute_gradients(
     has_distances, PK, PQ = any(terms.values()), _replace_none(keys, q), _replace_none(queries, q)
     if has_distances:
         sizes, query_options, key_spans = DISTANCE_TILES[1], _get_launch_options(DISTANCE_TILES[0]), backward_spans
-    shape: dict[str, Any] = {"D": width, "DP": round_up(width)}
+    shape: dict[str, int] = {"D": width, "DP": round_up(width)}
     options = {**shape, "CAUSAL": causal, "WINDOW": window, "BIAS": bias is not None, "DROP": dropout > 0}
     log, *dropout_constants = compute_constants(scale, dropout)
     sequences, numbers = (

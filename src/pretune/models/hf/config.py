@@ -217,7 +217,7 @@ class Key:
     name: str
     paths: tuple[str, ...]
     default: Any
-    values: Mapping[str, Any] | None = None  # their value -> ours; the first match is written
+    values: Mapping[str, object] | None = None  # their value -> ours; the first match is written
     aliases: tuple[str, ...] = ()  # other spellings
     check: Check[Any] | None = None  # None: by the type of the default
     shift: int = 0  # added to their number
