@@ -348,9 +348,7 @@ def _count_block_bytes(block: AnyBlock, width: int, item: int, *, is_rotary: boo
     if block.parallel and block.norms.pre and sublayers[0].pre:
         size -= _FP32_BYTES * width  # both norms have the same input
     size += item * _count_attention_values(block.attention, width, is_rotary=is_rotary)
-    if block.cross:
-        heads, _, head = block.cross.resolve_shape(width=width)
-        size += item * 2 * heads * head
+    size += _count_source_bytes(block, width, item)  # as much for its queries and output
     return size + bool(block.attention.out_dropout) * width + _count_hidden_bytes(block.feedforward, item)
 
 

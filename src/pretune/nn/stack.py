@@ -256,8 +256,7 @@ class TransformerStack(LayerStack[TransformerBlock]):
         """
         positions = self.shift_positions(cache.lengths)
         x = self.embed_inputs(x, positions, None)
-        bias = self._get_bias(self.position) if self._has_position("bias") else None
-        build_step = prepare_steps(cache, self.compute_rotations(positions, get_compute_dtype(x)), bias)
+        build_step = prepare_steps(cache, self.compute_rotations(positions, get_compute_dtype(x)), self._bias)
         steps: dict[Any, DecodingStep] = {}
         for i, layer in enumerate(self):
             attention, caches = layer.attention, (cache.layers[i], cache.cross[i] if cache.cross else None)
@@ -300,12 +299,13 @@ class TransformerStack(LayerStack[TransformerBlock]):
     ) -> dict[tuple[int | None, Rotary | None], AttentionContext]:
         """Build one context per window and rotary positions in the block pattern."""
         rotations = self.compute_rotations(self.shift_positions(batch.positions), dtype)
-        bias = self._get_bias(self.position) if self._has_position("bias") else None
         distances = self.position(batch.length) if isinstance(self.position, DistanceVectors) else None
         contexts = {}
         for window in dict.fromkeys(block.attention.window for block in self.spec.blocks):
             attentions = [block.attention for block in self.spec.blocks if block.attention.window == window]
-            mask_spec = MaskSpec(causal=self.spec.causal, window=window, bias=bias, prefix_length=self.prefix_length)
+            mask_spec = MaskSpec(
+                causal=self.spec.causal, window=window, bias=self._bias, prefix_length=self.prefix_length
+            )
             context = self._build_context(
                 batch, batch, mask_spec, max(attention.dropout for attention in attentions), dtype, flags
             )
@@ -379,7 +379,7 @@ class TransformerStack(LayerStack[TransformerBlock]):
     def _has_position(self, mechanism: str) -> bool:
         return self.spec.position is not None and self.spec.position.mechanism == mechanism
 
-    @staticmethod
-    def _get_bias(module: nn.Module | None) -> Callable[[Tensor], Tensor]:
-        assert module is not None
-        return module
+    @property
+    def _bias(self) -> Callable[[Tensor], Tensor] | None:
+        """The bias of attention scores by distance, if the positions are one."""
+        return self.position if self._has_position("bias") else None

@@ -11,16 +11,12 @@ from pretune.models.families.shared import (
     build_decoder_classes,
     build_decoder_training,
     build_gpt_rules,
+    derive_hidden,
 )
 from pretune.models.hf.config import (
     ACTIVATIONS,
-    CustomKey,
     FixedKey,
-    HfConfig,
     Key,
-    SpecChanges,
-    allow_null,
-    check_size,
 )
 from pretune.models.hf.weights import Layout, define_score_head, define_token_heads
 from pretune.models.spec import Model, Normal, Special
@@ -56,16 +52,6 @@ def build_spec(
     return config.replace(base, changes)
 
 
-def _read_inner(hf_config: HfConfig) -> SpecChanges:
-    inner = hf_config.read("n_inner", check=allow_null(check_size), default=None)
-    width = hf_config.read("n_embd", "hidden_size", check=check_size, default=768)
-    return {"decoder.blocks.*.feedforward.hidden": 4 * width if inner is None else inner}
-
-
-def _write_inner(spec: Model) -> dict[str, object]:
-    return {"n_inner": spec.first_block.feedforward.hidden}
-
-
 LAYOUT = Layout(
     model_type="gpt2",
     template=build_spec,
@@ -80,7 +66,7 @@ LAYOUT = Layout(
             {"gelu_new": "gelu_tanh", **ACTIVATIONS},
         ),
         Key("layer_norm_epsilon", ("decoder.blocks.*.norms.pre.eps", "decoder.norm.eps"), 1e-5),
-        CustomKey(("n_inner",), _read_inner, _write_inner),
+        derive_hidden("decoder", "n_embd", "hidden_size", default=768, key="n_inner"),
         FixedKey("scale_attn_weights", (True,)),
         FixedKey("scale_attn_by_inverse_layer_idx", (False,)),
         FixedKey("reorder_and_upcast_attn", (False,)),

@@ -317,14 +317,21 @@ def build_gpt_rules(body: str, norm: str) -> tuple[Rule, ...]:
     )
 
 
-def derive_hidden(side: str, *names: str, default: int) -> CustomKey:
-    """Return the rule that the feed-forward width is four times the width, which is the key of these names."""
-    path = f"{side}.blocks.*.feedforward.hidden"
-    return CustomKey(
-        (),
-        lambda hf_config: {path: 4 * hf_config.read(*names, check=check_size, default=default)},
-        lambda spec: {},
-    )
+def derive_hidden(side: str, *names: str, default: int, key: str | None = None) -> CustomKey:
+    """Return the rule that the feed-forward width is four times the width, which is the key of these names.
+
+    A family may have a `key` that states another one; it may be null.
+    """
+
+    def read(hf_config: HfConfig) -> SpecChanges:
+        width = hf_config.read(*names, check=check_size, default=default)
+        hidden = hf_config.read(key, check=allow_null(check_size), default=None) if key else None
+        return {f"{side}.blocks.*.feedforward.hidden": 4 * width if hidden is None else hidden}
+
+    def write(spec: Model) -> dict[str, object]:
+        return {key: spec.first_block.feedforward.hidden} if key else {}
+
+    return CustomKey((key,) if key else (), read, write)
 
 
 GPT_KEYS = (

@@ -17,7 +17,6 @@ from pretune.models.hf.config import (
     build_summary_keys,
     check_flag,
     check_size,
-    get_path,
 )
 from pretune.models.hf.weights import HeadLayout, Layout, define_token_heads
 from pretune.models.spec import Model, Special
@@ -61,11 +60,6 @@ def _read_languages(hf_config: HfConfig) -> SpecChanges:
     count = hf_config.read("n_langs", check=check_size, default=1)
     is_used = hf_config.read("use_lang_emb", check=check_flag, default=True)
     return {"encoder.embed.languages": count if is_used and count > 1 else None}
-
-
-def _read_activation(hf_config: HfConfig) -> SpecChanges:
-    is_gelu = hf_config.read("gelu_activation", check=check_flag, default=True)
-    return {ENCODER_ACTIVATION: "gelu" if is_gelu else "relu"}
 
 
 def _write_languages(spec: Model) -> dict[str, object]:
@@ -115,11 +109,7 @@ xlm = Family(
             Key("max_position_embeddings", ("encoder.position.rows",), 512),
             Key("layer_norm_eps", ("encoder.embed.norm.eps", "encoder.blocks.*.norms.post.eps"), 1e-12),
             Key("init_std", ("init.std",), 0.02),
-            CustomKey(
-                ("gelu_activation",),
-                _read_activation,
-                lambda spec: {"gelu_activation": get_path(spec, ENCODER_ACTIVATION) == "gelu"},
-            ),
+            Key("gelu_activation", (ENCODER_ACTIVATION,), "gelu", {True: "gelu", False: "relu"}),
             FixedKey("causal", (False,)),
             FixedKey("asm", (False,)),  # adaptive softmax
             FixedKey("is_encoder", (True,)),

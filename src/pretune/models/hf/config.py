@@ -63,11 +63,11 @@ def allow_null(check: Check[T]) -> Check[T | None]:
     return lambda key, value: None if value is None else check(key, value)
 
 
-def allow_choices(options: Mapping[str, T]) -> Check[T]:
-    """Return a check that accepts the names in `options` and returns our value for them."""
+def allow_choices(options: Mapping[Any, T]) -> Check[T]:
+    """Return a check that accepts the names or booleans in `options` and returns our value for them."""
 
     def check(key: str, value: Any) -> T:
-        if not isinstance(value, str) or value not in options:
+        if not isinstance(value, str | bool) or value not in options:
             raise make_unsupported_error(key, value, options)
         return options[value]
 
@@ -217,7 +217,7 @@ class Key:
     name: str
     paths: tuple[str, ...]
     default: Any
-    values: Mapping[str, object] | None = None  # their value -> ours; the first match is written
+    values: Mapping[Any, object] | None = None  # their value -> ours; the first match is written
     aliases: tuple[str, ...] = ()  # other spellings
     check: Check[Any] | None = None  # None: by the type of the default
     shift: int = 0  # added to their number
