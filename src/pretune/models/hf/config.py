@@ -17,6 +17,7 @@ from pretune.nn.layers import ActivationName
 
 MAX_SIZE = 2**31 - 1
 """Largest size; a file with a larger one is damaged or hostile."""
+MAX_NUMBER = 1e30
 
 T = TypeVar("T")
 Default = TypeVar("Default")
@@ -35,20 +36,25 @@ def check_size(key: str, value: Any, minimum: int = 1) -> int:
     return value
 
 
-def _make_number_check(requirement: str, is_allowed: Callable[[float], bool]) -> Check[float]:
-    """Return the check of a finite number."""
-
-    def check(key: str, value: Any) -> float:
-        if type(value) not in (int, float) or not is_allowed(value):
-            raise _make_invalid_error(key, value, requirement)
-        return float(value)
-
-    return check
+def check_number(key: str, value: Any) -> float:
+    """Return a finite number of at least 0."""
+    return _check_range(key, value, "a number of at least 0", lambda number: 0 <= number <= MAX_NUMBER)
 
 
-check_number = _make_number_check("a number of at least 0", lambda value: 0 <= value <= 1e30)
-check_positive = _make_number_check("a number greater than 0", lambda value: 0 < value <= 1e30)
-check_rate = _make_number_check("a number from 0 to 1", lambda value: 0 <= value <= 1)
+def check_positive(key: str, value: Any) -> float:
+    """Return a finite number greater than 0."""
+    return _check_range(key, value, "a number greater than 0", lambda number: 0 < number <= MAX_NUMBER)
+
+
+def check_rate(key: str, value: Any) -> float:
+    """Return a number from 0 to 1."""
+    return _check_range(key, value, "a number from 0 to 1", lambda number: 0 <= number <= 1)
+
+
+def _check_range(key: str, value: Any, requirement: str, is_allowed: Callable[[float], bool]) -> float:
+    if type(value) not in (int, float) or not is_allowed(value):
+        raise _make_invalid_error(key, value, requirement)
+    return float(value)
 
 
 def check_flag(key: str, value: Any) -> bool:
