@@ -144,6 +144,7 @@ def choose_backend(needs: BackendRequirements) -> Backend:
 def find_unsupported(backend: Backend, needs: BackendRequirements) -> str | None:
     """Return a required feature that a backend does not support, or None."""
     has_window = needs.window is not None and needs.window < needs.length + needs.prefix_length
+    has_long_bias = needs.bias and needs.length > MAX_BIAS_LENGTH
     half = needs.device == "cuda" and needs.half
     missing = {
         "attention weights": needs.weights and backend != "eager",
@@ -157,9 +158,7 @@ def find_unsupported(backend: Backend, needs: BackendRequirements) -> str | None
         "several sequences in a row, or a window": backend == "sdpa" and (has_window or not needs.one_per_row),
         "a device other than CUDA in half precision": backend in ("varlen", "tiles") and not half,
         f"heads wider than {MAX_TILE_HEAD_WIDTH}": needs.head > MAX_TILE_HEAD_WIDTH and backend == "tiles",
-        f"a bias over rows longer than {MAX_BIAS_LENGTH}": needs.bias
-        and needs.length > MAX_BIAS_LENGTH
-        and backend == "tiles",
+        f"a bias over rows longer than {MAX_BIAS_LENGTH}": has_long_bias and backend == "tiles",
     }
     return next((feature for feature, is_missing in missing.items() if is_missing), None)
 
@@ -177,12 +176,9 @@ def build_context(
         lengths=(queries.length, keys.length),
     )
     if backend == "sdpa":
-        needs_mask = mask_spec.prefix_length and mask_spec.causal
-        return (
-            replace(context, mask=_build_mask(queries, keys, mask_spec, _compute_distance(queries, keys)))
-            if needs_mask
-            else context
-        )
+        if not (mask_spec.prefix_length and mask_spec.causal):
+            return context
+        return replace(context, mask=_build_mask(queries, keys, mask_spec, _compute_distance(queries, keys)))
     if backend == "varlen":
         return replace(context, offsets=(queries.offsets, keys.offsets))
     if backend == "tiles":

@@ -119,13 +119,9 @@ def convert_linears(model: nn.Module) -> int:
     from pretune.nn.layers import FeedForwardLayer
     from pretune.nn.relative_attention import RelativeAttentionLayer
 
-    owners = [
-        module
-        for module in model.modules()
-        if isinstance(module, MultiHeadAttention | RelativeAttentionLayer | FeedForwardLayer)
-    ]
+    owners = MultiHeadAttention | RelativeAttentionLayer | FeedForwardLayer
     count = 0
-    for owner in owners:
+    for owner in [module for module in model.modules() if isinstance(module, owners)]:
         for name in PRODUCTS:
             layer = getattr(owner, name, None)
             if isinstance(layer, nn.Linear) and not (layer.in_features % MULTIPLE or layer.out_features % MULTIPLE):

@@ -84,8 +84,8 @@ class Recurrent:
 
     def count_weights(self, *, width: int) -> list[int]:
         """Return the number of weights of each layer that a token is multiplied with."""
-        inputs = self.list_widths(width=width)
-        return [block.count_weights(width=inputs[i]) for i, block in enumerate(self.blocks)]
+        widths = self.list_widths(width=width)
+        return [block.count_weights(width=inputs) for block, inputs in zip(self.blocks, widths, strict=False)]
 
     def position_params(self, *, width: int) -> int:
         """Return 0: the order of the tokens is that of the steps."""
@@ -93,10 +93,9 @@ class Recurrent:
 
     def params(self, *, width: int) -> int:
         """Return the number of parameters, without the token table."""
-        inputs = self.list_widths(width=width)
-        return self.embed.params(width=width) + sum(
-            block.params(width=inputs[i]) for i, block in enumerate(self.blocks)
-        )
+        widths = self.list_widths(width=width)
+        layers = sum(block.params(width=inputs) for block, inputs in zip(self.blocks, widths, strict=False))
+        return self.embed.params(width=width) + layers
 
 
 AnyStack = AttentionStack | Recurrent

@@ -64,20 +64,12 @@ def build_layout(q_sequence: Tensor, k_sequence: Tensor | None, rows: int) -> Ti
     queries = q_sequence.view(rows, -1).int()
     keys = queries if k_sequence is None else k_sequence.view(rows, -1).int()
     forward_tiles, backward_tiles = _choose_tiles(queries.shape[1], keys.shape[1])
+    blocks = (forward_tiles["BM"], backward_tiles["BM"], backward_tiles["BN"])
     if k_sequence is None:
-        spans = {
-            block: find_spans(queries, block)
-            for block in {forward_tiles["BM"], backward_tiles["BM"], backward_tiles["BN"]}
-        }
-        return TileLayout(
-            rows, queries, keys, spans[forward_tiles["BM"]], spans[backward_tiles["BM"]], spans[backward_tiles["BN"]]
-        )
-    forward_spans, backward_spans = (
-        _cover_rows(queries, keys, BM) for BM in (forward_tiles["BM"], backward_tiles["BM"])
-    )
-    return TileLayout(
-        rows, queries, keys, forward_spans, backward_spans, _cover_rows(keys, queries, backward_tiles["BN"])
-    )
+        spans = {block: find_spans(queries, block) for block in {*blocks}}
+        return TileLayout(rows, queries, keys, *(spans[block] for block in blocks))
+    forward_spans, backward_spans = (_cover_rows(queries, keys, block) for block in blocks[:2])
+    return TileLayout(rows, queries, keys, forward_spans, backward_spans, _cover_rows(keys, queries, blocks[2]))
 
 
 def _choose_tiles(RQ: int, RK: int) -> tuple[dict[str, int], dict[str, int]]:
