@@ -113,9 +113,7 @@ def list_refused_methods(family: str, *, text_to_text: bool) -> list[str]:
             tuning = build_finetune_config("base", method=method, task=TASK, base_spec=model.spec, overrides=overrides)
             loaded_model = copy.deepcopy(model, {id(model.tokenizer): model.tokenizer})
             with mock.patch.object(adapted_model.checkpoint, "load", return_value=loaded_model):
-                adapted_model.build_adapted_model(
-                    tuning, TASKS.get(TASK), Ranks(torch.device("cpu")), steps_per_epoch=10
-                )
+                adapted_model.build_adapted_model(tuning, TASKS.get(TASK), Ranks(torch.device("cpu")))
         except UsageError:
             refused.append(method)
     return refused

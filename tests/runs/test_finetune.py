@@ -204,7 +204,6 @@ class TestWays:
             build_finetune_config(config=found.path),
             find_trainable_task("sst2"),
             Ranks(torch.device("cpu")),
-            steps_per_epoch=1,
         )
         was = dict(begun.model.model.named_parameters())
         assert not torch.equal(now[moved], was[moved]) and (still is None or torch.equal(now[still], was[still]))

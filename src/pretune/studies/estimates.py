@@ -20,7 +20,7 @@ from pretune.models.spec import Model
 from pretune.runs.config import PretrainConfig
 from pretune.runs.defaults import build_paper_config
 from pretune.runs.estimate import compute_training_flops, detect_device, estimate_batch_tokens, measure_flops
-from pretune.runs.finetune.config import FinetuneConfig, TaskConfig, count_steps
+from pretune.runs.finetune.config import FinetuneConfig, TaskConfig
 from pretune.runs.finetune.defaults import FULL_METHODS
 from pretune.runs.finetune.task_data import SPLIT_SHARES, find_trainable_task, open_task
 from pretune.runs.options import PretrainOptions, TokenizerOptions
@@ -247,8 +247,7 @@ class Estimator:
         """Return the cost of fine-tuning, its validations and the scoring of dev and test."""
         examples, length = task.train, task.compute_length(BYTES_PER_TOKEN, tuning.data.max_length or spec.max_length)
         method = specs.get_kind(tuning.method)
-        is_efficient = method not in FULL_METHODS
-        steps = count_steps(tuning.train, -(-examples // tuning.train.batch), is_parameter_efficient=is_efficient)
+        steps = tuning.count_steps(-(-examples // tuning.train.batch))
         per_token = flops_per_token(spec, length=max(round(length), 1), targets=0.0, training=True)
         train_tokens = steps * tuning.train.batch * length
         evaluations = min(-(-steps // tuning.train.eval_every) if tuning.train.eval_every else steps, MAX_EVALUATIONS)
@@ -256,7 +255,7 @@ class Estimator:
         if tuning.tune.head == "probe":
             eval_examples += examples  # whose features a linear model is fitted on
         eval_tokens = eval_examples * length
-        share = 1 / 3 if method == "frozen" else 2 / 3 if is_efficient else 1.0
+        share = 1 / 3 if method == "frozen" else 2 / 3 if method not in FULL_METHODS else 1.0
         flops = train_tokens * per_token * share
         rate = self.find_rate(spec)
         seconds = (flops + eval_tokens * per_token / 3) / rate + steps * STEP_SECONDS[self.device_type]

@@ -185,6 +185,11 @@ class Items:
         return len(self.sizes)
 
     @property
+    def has_features(self) -> bool:
+        """True if the sequences have cached features of a frozen model."""
+        return self.sequences.sequence_features is not None or self.sequences.token_features is not None
+
+    @property
     def lengths(self) -> tuple[Ints, Ints | None]:
         """Tokens of each item `[I]`, and on the encoder's side."""
         source = self.sequences.source

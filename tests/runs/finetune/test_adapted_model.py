@@ -16,7 +16,7 @@ from pretune.runs.finetune.adapted_model import AdaptedModel, build_adapted_mode
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.task_data import open_task
-from pretune.runs.finetune.trial import TrialContext, prepare_trial
+from pretune.runs.finetune.trial import FinetuneTrial, TrialContext
 from pretune.tasks.task import Task
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
@@ -32,7 +32,7 @@ PARTS = ["embeddings", "model.encoder.0", "model.encoder.1", "heads"]
 
 def begun(base: Path, table: Path, method: str, **changes: Any) -> AdaptedModel:
     tuning = build_finetune_config(base, train=table, method=method, overrides=changes)
-    return build_adapted_model(tuning, open_task(TaskConfig(train=str(table))).task, CPU, steps_per_epoch=2.0)
+    return build_adapted_model(tuning, open_task(TaskConfig(train=str(table))).task, CPU)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_when_they_are_opened_can_be_said(base: Path, table: Path) -> None:
 def test_a_run_tells_them_how_long_it_is(base: Path, table: Path, tmp_path: Path, method: str) -> None:
     """So that the second half belongs to the whole model."""
     tuning = build_finetune_config(base, train=table, method=method, steps=40)
-    (hook,) = prepare_trial(tuning, TrialContext(task_data=open_task(tuning.task), ranks=CPU)).adapted_model.unfreezing
+    (hook,) = FinetuneTrial(tuning, TrialContext(task_data=open_task(tuning.task), ranks=CPU)).adapted_model.unfreezing
     assert (hook.epoch, hook.steps) == (3, 40)  # 96 examples in batches of 32
 
 
@@ -110,7 +110,6 @@ def test_what_a_head_lacks_cannot_be_set(base: Path, table: Path) -> None:
             build_finetune_config(base, train=table, overrides={"tune.pooling": {"mode": "mean"}}),
             squad,
             CPU,
-            steps_per_epoch=1.0,
         )
 
 
@@ -118,7 +117,7 @@ def test_scores_of_ones_own_are_stretched_by_what_train_has(base: Path, tmp_path
     table = tasked.scores(tmp_path / "scores.tsv", 40)
     tuning = build_finetune_config(base, train=table, text="one", pair="two", label="score")
     opened = open_task(tuning.task)
-    made = build_adapted_model(tuning, opened.task, CPU, steps_per_epoch=1.0)
+    made = build_adapted_model(tuning, opened.task, CPU)
     values = [float(one.label or 0) for one in opened.parts.train]
     assert build_encoder(tuning, opened.task, made.model, opened.parts.train).rules.scale == (min(values), max(values))
 
@@ -128,7 +127,7 @@ def test_the_text_is_shorter_by_what_stands_before_it(table: Path, tmp_path: Pat
     base = tasked.make_base(tmp_path, positions=48)
     tuning = build_finetune_config(base, train=table, method=method)
     opened = open_task(tuning.task)
-    made = build_adapted_model(tuning, opened.task, CPU, steps_per_epoch=1.0)
+    made = build_adapted_model(tuning, opened.task, CPU)
     found = build_encoder(tuning, opened.task, made.model, opened.parts.train)
     assert found.rules.max_length == 48 - taken and found.slots == (20 if method == "prompt" else 0)
     long = build_finetune_config(base, train=table, method=method, overrides={"data.max_length": 40})

@@ -2,7 +2,28 @@
 
 import pytest
 
-from pretune.runs.finetune.config import FinetuneTrainConfig, compute_eval_interval, count_steps
+from pretune.adaptation.freeze import Full
+from pretune.adaptation.methods import AnyMethod
+from pretune.adaptation.peft.bitfit import BitFit
+from pretune.runs.finetune.config import (
+    AdaptationConfig,
+    BaseConfig,
+    FinetuneConfig,
+    FinetuneTrainConfig,
+    SequenceConfig,
+    TaskConfig,
+    compute_eval_interval,
+)
+
+
+def count_steps(epoch: int, method: AnyMethod, **length: float) -> int:
+    """Return the steps of a run with a method, of so many steps per epoch."""
+    train = FinetuneTrainConfig(lr=1.0, **length)  # type: ignore[arg-type]
+    base, task = BaseConfig(path="base"), TaskConfig(name="sst2")
+    tuning = FinetuneConfig(
+        base=base, task=task, method=method, tune=AdaptationConfig(), data=SequenceConfig(), train=train
+    )
+    return tuning.count_steps(epoch)
 
 
 @pytest.mark.parametrize(
@@ -17,14 +38,14 @@ from pretune.runs.finetune.config import FinetuneTrainConfig, compute_eval_inter
     ],
 )
 def test_few_examples_are_read_more_often(epoch: int, steps: int) -> None:
-    assert count_steps(FinetuneTrainConfig(lr=1.0), epoch, is_parameter_efficient=False) == steps
-    assert count_steps(FinetuneTrainConfig(lr=1.0), epoch, is_parameter_efficient=True) == 2 * steps
+    assert count_steps(epoch, Full()) == steps
+    assert count_steps(epoch, BitFit()) == 2 * steps
 
 
 def test_what_is_asked_for_is_done() -> None:
-    assert count_steps(FinetuneTrainConfig(lr=1.0, steps=7), 100, is_parameter_efficient=True) == 7
-    assert count_steps(FinetuneTrainConfig(lr=1.0, epochs=2.5), 3, is_parameter_efficient=True) == 8
-    assert count_steps(FinetuneTrainConfig(lr=1.0, epochs=0.01), 3, is_parameter_efficient=False) == 1
+    assert count_steps(100, BitFit(), steps=7) == 7
+    assert count_steps(3, BitFit(), epochs=2.5) == 8
+    assert count_steps(3, Full(), epochs=0.01) == 1
 
 
 @pytest.mark.parametrize(("epoch", "steps", "every"), [(30, 300, 30), (501, 1503, 150), (500, 1500, 500), (1, 4, 1)])

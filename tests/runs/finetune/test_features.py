@@ -116,7 +116,7 @@ def open_frozen(base: Path, table: Path) -> tuple[ModelWithHead, TaskEncoder, li
 def test_predictions_from_features_are_the_same_to_the_bit(base: Path, tmp_path: Path) -> None:
     model, encoder, examples = open_frozen(base, tasked.classes(tmp_path / "own.csv", 40))
     items = features.add_features(model, encoder.encode(examples, training=False), None)
-    assert features.has_features(items)
+    assert items.has_features
     assert predict(model, encoder, examples, items=items) == predict(model, encoder, examples)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pretune.runs.finetune import sweep
 from pretune.runs.finetune.entry import finetune
-from pretune.runs.finetune.trial import PreparedTrial, prepare_trial
+from pretune.runs.finetune.trial import FinetuneTrial
 from tests.conftest import Patch
 
 
@@ -17,13 +17,13 @@ from tests.conftest import Patch
 def test_a_trial_is_gone_when_the_next_begins(base: Path, table: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     seen, alive = list[Any](), list[int]()
 
-    def prepared(*given: Any) -> PreparedTrial:
+    def prepared(*given: Any) -> FinetuneTrial:
         gc.collect()
         alive.append(sum(model() is not None for model in seen))
-        trial = prepare_trial(*given)
+        trial = FinetuneTrial(*given)
         seen.append(weakref.ref(trial.model))
         return trial
 
-    monkeypatch.setattr(sweep, "prepare_trial", prepared)
+    monkeypatch.setattr(sweep, "FinetuneTrial", prepared)
     finetune(base, out=tmp_path / "run", train=table, steps=2, seeds=3, baselines="none")
     assert alive == [0, 0, 0]

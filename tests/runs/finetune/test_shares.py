@@ -43,7 +43,7 @@ def test_shares_add_up(tmp_path: Path, kind: str, fixed: bool, device: str) -> N
     changes |= {"tune.pooling": {"mode": "mean"}} if kind == "mean" else {}
     tuning = build_finetune_config(base, train=table, overrides=changes, **more)
     opened = open_task(tuning.task)
-    begun = build_adapted_model(tuning, opened.task, Ranks(torch.device(device)), steps_per_epoch=1.0)
+    begun = build_adapted_model(tuning, opened.task, Ranks(torch.device(device)))
     reader = TaskEncoders.from_model(tuning, opened, begun.model, opened.parts.train)
     stream = reader.build_stream(reader.encode(opened.parts.train), tuning, fixed_shape=fixed)
     last = stream.steps(0)[-1]

@@ -35,7 +35,7 @@ def shares(base: Path, data: Path, temperature: float) -> list[float]:
     changes = {"tune.temperature": temperature, "train.batch": 8}
     tuning = build_finetune_config(base, task="cola,sst2", data=data, overrides=changes)
     opened = open_task(tuning.task)
-    made = build_adapted_model(tuning, opened.task, Ranks(torch.device("cpu")), steps_per_epoch=1.0)
+    made = build_adapted_model(tuning, opened.task, Ranks(torch.device("cpu")))
     reader = TaskEncoders.from_model(tuning, opened, made.model, opened.parts.train)
     stream = reader.build_stream(reader.encode(opened.parts.train), tuning)
     counts: Counter[int] = Counter()

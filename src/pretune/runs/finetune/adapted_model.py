@@ -12,6 +12,7 @@ from pretune.adaptation.adapted import ModelWithHead, MultiTask, adapt, select_h
 from pretune.adaptation.distillation import TaskDistillation, TaskTeacher, compute_rescaling
 from pretune.adaptation.freeze import Decay, Full, Gradual, UnfreezingHook, freeze
 from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.io import ADAPTER_FILE
 from pretune.adaptation.scalar_mix import ScalarMixHead
@@ -76,11 +77,24 @@ class AdaptedModel:
         """Everything that training changes, by name: these parameters, and the running statistics of norms."""
         return {**self.trainable_parameters, **get_running_statistics(self.model)}
 
+    def can_cache(self, tuning: FinetuneConfig, task_data: TaskData) -> bool:
+        """Return whether the features of a run do not change, and the head needs nothing else."""
+        model = self.model
+        return (
+            tuning.tune.cache_features
+            and model.has_frozen_body
+            and model.head is not None
+            and not task_data.members
+            and not getattr(model.head, "reads_all_layers", False)
+            and not (isinstance(model.spec, Classification) and model.spec.lm_loss_weight)
+            and tuning.tune.distill is None
+        )
+
 
 def build_adapted_model(
-    tuning: FinetuneConfig, task: Task, ranks: Ranks, *, steps_per_epoch: float, teacher: TaskTeacher | None = None
+    tuning: FinetuneConfig, task: Task, ranks: Ranks, *, teacher: TaskTeacher | None = None
 ) -> AdaptedModel:
-    """Build the model of a run on its device, with its teacher; `steps_per_epoch` is for hooks that follow epochs."""
+    """Build the model of a run on its device, with its teacher; hooks learn the steps of an epoch later."""
     seed = tuning.train.seed
     body = apply_task_spec(load_base_model(tuning.base, seed=seed), tuning.tune.dropout_factor)
     right = load_backward_model(tuning)
@@ -100,17 +114,14 @@ def build_adapted_model(
             module.backwards.load_state_dict({name: state[name] for name in module.backwards.state_dict()})
     methods.apply_method(model, tuning.method, seed=seed)
     configure_model(model, tuning.train, ranks.device)
-    gradual = tuning.tune.trainable_layers if isinstance(tuning.tune.trainable_layers, Gradual) else None
-    if gradual is None and not isinstance(tuning.tune.trainable_layers, Full):
+    if not isinstance(tuning.tune.trainable_layers, Full | Gradual):
         freeze(model, tuning.tune.trainable_layers)
     decay = None if tuning.tune.layer_decay is None else Decay(factor=tuning.tune.layer_decay)
     distill = tuning.tune.distill
     distillation = None if teacher is None or distill is None else teacher.attach(distill, model, seed=seed)
     groups = build_parameter_groups(model, lr_factor=decay)
-    hooks: list[Any] = [*methods.build_hooks(model, tuning.method, epoch=steps_per_epoch)]
-    if gradual is not None:
-        hooks.append(gradual.build_hook(model, epoch=steps_per_epoch))
-    unfreezing = [hook for hook in hooks if isinstance(hook, UnfreezingHook)]
+    schedules = [part for part in (tuning.method, tuning.tune.trainable_layers) if isinstance(part, Gradual)]
+    unfreezing = [schedule.build_hook(model, epoch=1.0) for schedule in schedules]
     model.has_frozen_body = not any(name.startswith("model.") for group in groups for name in group.names)
     return AdaptedModel(model, body, groups, unfreezing, distillation)
 

@@ -175,6 +175,15 @@ class FinetuneConfig(RunConfig):
                 "changed model first (docs/adaptation.md, Surgery), or use --method full, frozen or gradual"
             )
 
+    def count_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of steps; methods that train few parameters take twice as many by default."""
+        if self.train.steps is not None:
+            return self.train.steps
+        if self.train.epochs is not None:
+            return max(math.ceil(self.train.epochs * steps_per_epoch), 1)
+        default_steps = max(DEFAULT_EPOCHS * steps_per_epoch, min(MIN_STEPS, MAX_EPOCHS * steps_per_epoch))
+        return math.ceil(default_steps * (1 if isinstance(self.method, Full | Gradual) else 2))
+
 
 @spec(has_kind=False)
 class SweepPlan:
@@ -232,16 +241,6 @@ class SweepPlan:
             for seed in self.seeds:
                 if count != self.max_train_examples or seed != self.seeds[0]:
                     yield tuning.replace({"train.lr": rate, "train.seed": seed, "task.train_examples": count})
-
-
-def count_steps(train_config: FinetuneTrainConfig, steps_per_epoch: int, *, is_parameter_efficient: bool) -> int:
-    """Return the number of steps; parameter-efficient methods train twice as long by default."""
-    if train_config.steps is not None:
-        return train_config.steps
-    if train_config.epochs is not None:
-        return max(math.ceil(train_config.epochs * steps_per_epoch), 1)
-    default_steps = max(DEFAULT_EPOCHS * steps_per_epoch, min(MIN_STEPS, MAX_EPOCHS * steps_per_epoch))
-    return math.ceil(default_steps * (2 if is_parameter_efficient else 1))
 
 
 def compute_eval_interval(steps_per_epoch: int, steps: int) -> int:

@@ -19,9 +19,9 @@ from pretune.runs.finetune.adapted_model import (
     load_task_teacher,
     sum_counts,
 )
-from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, count_steps
-from pretune.runs.finetune.defaults import FULL_METHODS, explain_rate
-from pretune.runs.finetune.features import FeatureFlops, can_cache, fits
+from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
+from pretune.runs.finetune.defaults import explain_rate
+from pretune.runs.finetune.features import FeatureFlops, fits
 from pretune.runs.finetune.language_model import estimate_language_model
 from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
 from pretune.tasks.example import Example
@@ -45,7 +45,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     check_sizes(task_data, tuning.task, plan.train_examples)
     train = task_data.select_train(plan.max_train_examples, tuning.task.split_seed)
     ranks, teacher = Ranks(torch.device("cpu")), load_task_teacher(tuning, torch.device("cpu"))
-    adapted_model = build_adapted_model(tuning, task_data.task, ranks, steps_per_epoch=1.0, teacher=teacher)
+    adapted_model = build_adapted_model(tuning, task_data.task, ranks, teacher=teacher)
     reader = TaskEncoders.from_model(tuning, task_data, adapted_model.model, train)
     if teacher is not None and adapted_model.distillation is not None:
         reader.check_teacher(adapted_model.model, adapted_model.distillation, teacher)
@@ -54,18 +54,13 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     items = reader.encode(subset)
     counts, stream = sum_counts(items), reader.build_stream(items, tuning)
     epoch = -(-sum(map(len, items)) * len(train) // len(subset) // tuning.train.batch)
-    is_parameter_efficient = config.get_kind(tuning.method) not in FULL_METHODS
-    steps = [
-        count_steps(
-            tuning.train, max(-(-epoch * count // len(train)), 1), is_parameter_efficient=is_parameter_efficient
-        )
-        for count in _sort_label_counts(plan, len(train))
-    ]
+    counts_by_trial = _sort_label_counts(plan, len(train))
+    steps = [tuning.count_steps(max(-(-epoch * count // len(train)), 1)) for count in counts_by_trial]
     batch_stats = [
         BatchStats.from_batches([stream.batch(step)]) for step in range(min(SAMPLE_BATCHES, len(stream.steps(0))))
     ]
     feature_flops = None
-    if can_cache(adapted_model, tuning, task_data) and fits(adapted_model.model, items[0], len(train) / len(subset)):
+    if adapted_model.can_cache(tuning, task_data) and fits(adapted_model.model, items[0], len(train) / len(subset)):
         feature_flops = FeatureFlops(adapted_model.model, items[0], counts_body=True)
     step_flops = _count_step_flops(adapted_model, batch_stats, feature_flops, teacher)
     read = sum(stats.total_tokens for stats in batch_stats) / len(batch_stats)
@@ -73,7 +68,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     language_model = estimate_language_model(tuning, task_data)
     flops = total * step_flops
     if feature_flops is not None:  # of the body, once for each training set
-        flops += feature_flops.body * sum(_sort_label_counts(plan, len(train))) / len(subset)
+        flops += feature_flops.body * sum(counts_by_trial) / len(subset)
     per_token = flops / max(total * read, 1)
     if language_model is not None:
         flops += language_model["flops"]

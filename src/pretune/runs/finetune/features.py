@@ -1,6 +1,6 @@
 """Features of a frozen model, computed once instead of in every epoch and evaluation; and linear probes on them.
 
-    if can_cache(adapted_model, tuning, task_data):
+    if adapted_model.can_cache(tuning, task_data):
         data = encode_features(model, encoder, items, examples, precision)     # the model then skips its body
 
 The body of a frozen model has no dropout, so that its states depend on the text only. Heads of sequences store a pooled
@@ -37,9 +37,8 @@ from pretune.core.log import format_count
 from pretune.core.types import Batch
 from pretune.evaluation.logistic_regression import fit_probe
 from pretune.nn.heads import pool_states
-from pretune.runs.finetune.adapted_model import AdaptedModel, build_encoder, build_task_head, load_base_model
+from pretune.runs.finetune.adapted_model import build_encoder, build_task_head, load_base_model
 from pretune.runs.finetune.config import AdaptationConfig, FinetuneConfig
-from pretune.runs.finetune.task_data import TaskData
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Floats, Items
 from pretune.tasks.example import Example, Prediction
@@ -67,20 +66,6 @@ class EncodedData(NamedTuple):
 
     train: tuple[Items, ...]
     selection: Items | None = None
-
-
-def can_cache(adapted_model: AdaptedModel, tuning: FinetuneConfig, task_data: TaskData) -> bool:
-    """Return whether the features of a run do not change, and the head needs nothing else."""
-    model = adapted_model.model
-    return (
-        tuning.tune.cache_features
-        and model.has_frozen_body
-        and model.head is not None
-        and not task_data.members
-        and not getattr(model.head, "reads_all_layers", False)
-        and not (isinstance(model.spec, Classification) and model.spec.lm_loss_weight)
-        and tuning.tune.distill is None
-    )
 
 
 def fits(model: ModelWithHead, items: Items, factor: float = 1.0) -> bool:
@@ -123,11 +108,6 @@ def encode_features(
     if selection_examples:
         selection = add_features(model, encoder.encode(selection_examples, training=False), precision)
     return EncodedData((add_features(model, items, precision),), selection)
-
-
-def has_features(items: Items) -> bool:
-    """Return whether items have features."""
-    return items.sequences.sequence_features is not None or items.sequences.token_features is not None
 
 
 class FeatureFlops:

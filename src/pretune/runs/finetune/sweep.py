@@ -6,8 +6,7 @@ Under `torchrun` all ranks take part in each trial; rank 0 alone writes files an
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pretune.adaptation import methods
 from pretune.core import config, io, log
@@ -24,13 +23,7 @@ from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_predictions, write_results
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
-from pretune.runs.finetune.trial import (
-    PreparedTrial,
-    TrialContext,
-    fit_trial,
-    prepare_trial,
-    read_finished_trial,
-)
+from pretune.runs.finetune.trial import FinetuneTrial, TrialContext
 from pretune.runs.task_options import FinetuneOptions
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table_reader import get_columns
@@ -54,6 +47,8 @@ class FinetuneSweep:
     ) -> None:
         self.tuning, self.plan, self.task_data, self.run_dir = tuning, plan, task_data, run_dir
         self.ranks, self.shutdown = ranks, shutdown
+        self.resume = False
+        self.lock: RunLock | None = None  # held by rank 0
         self.trials: list[TrialFile] = []
         self.context = TrialContext(
             task_data=task_data,
@@ -78,10 +73,10 @@ class FinetuneSweep:
         label_counts = join_names([f"{name} {count:,.6g}" for name, count in counts.items()])
         size = format_subset(len(train), self.task_data.parts.split_sizes.get("train"))
         log.info(f"train: {size}{f': {label_counts}' if label_counts else ''}")
+        self.resume = resume
         with contextlib.ExitStack() as stack:
-            lock = None
             if self.ranks.is_first:
-                lock = stack.enter_context(RunLock(self.run_dir.path, on_warning=log.warn))
+                self.lock = stack.enter_context(RunLock(self.run_dir.path, on_warning=log.warn))
                 io.sweep(self.run_dir.path)
                 if not resume:
                     self.run_dir.check_free()
@@ -90,11 +85,11 @@ class FinetuneSweep:
                     tree = {**self.tuning.to_dict(), "plan": config.to_dict(self.plan)}
                     self.run_dir.write_settings({**tree, "environment": environment} if environment else tree)
             trial_config = self._adapt_language_model()
-            self._try_rates(trial_config, lock, resume)
+            self._try_rates(trial_config)
             best = max(self.trials, key=get_dev_score)
             for tuning in self.plan.list_remaining_trials(trial_config, best["lr"]):
-                self._run_trial(tuning, lock, resume)
-            random = self._run_random_weights(lock, resume) if RANDOM in self.plan.baselines else None
+                self._run_trial(tuning)
+            random = self._run_random_weights() if RANDOM in self.plan.baselines else None
             model_baselines: dict[str, BaselineFactory] = {
                 PROBE: self._run_probe,
                 RANDOM: lambda train: random or self._raise_missing_base(),
@@ -114,12 +109,12 @@ class FinetuneSweep:
 
         return continue_pretraining(self.tuning, self.task_data, self.run_dir, self.ranks)
 
-    def _try_rates(self, trial_config: FinetuneConfig, lock: RunLock | None, resume: bool) -> None:
+    def _try_rates(self, trial_config: FinetuneConfig) -> None:
         """Run the trials that select a learning rate; one that diverges is left out, unless all do."""
         errors: list[DivergedError] = []
         for tuning in self.plan.list_rate_trials(trial_config):
             try:
-                self._run_trial(tuning, lock, resume)
+                self._run_trial(tuning)
             except DivergedError as error:
                 if len(self.plan.rates) == 1:
                     raise
@@ -130,43 +125,49 @@ class FinetuneSweep:
         if not self.trials:
             raise errors[0]
 
-    def _run_trial(self, tuning: FinetuneConfig, lock: RunLock | None, resume: bool) -> None:
+    def _run_trial(self, tuning: FinetuneConfig) -> None:
         """Run one trial unless it is finished; the run's directory holds the best model so far."""
         trial_dir = self.run_dir if self.plan.is_single else self.run_dir.get_trial(self.plan.format_name(tuning))
         self.shutdown.disarm()
-        result = self._load_finished_trial(trial_dir, resume)
-        if result is None:
-            if not self.plan.is_single:
-                log.info(f"{trial_dir.name}:")
-            trial = prepare_trial(tuning, self.context)
-            work = self._estimate_remaining_work()
-            result = fit_trial(trial, trial_dir, self.shutdown, resume=resume, lock=lock, remaining_work=work)
-            best = max(
-                (get_dev_score(other) for other in self.trials if other["labels"] == result["labels"]), default=-1e9
-            )
-            if self.ranks.is_first:
-                if tuning.task.train_examples == self.plan.max_train_examples and get_dev_score(result) > best:
-                    self._save_model(trial, trial_dir, result["threshold"])
-                io.write_json(trial_dir.trial, result)
-                if not self.plan.is_single:
-                    trial_dir.remove_checkpoints()
-        self.trials.append(result)
+        self.trials.append(self._fit_trial(tuning, trial_dir, self.context))
 
-    def _estimate_remaining_work(self) -> RemainingWork:
+    def _fit_trial(
+        self, tuning: FinetuneConfig, trial_dir: RunDir, context: TrialContext, *, is_baseline: bool = False
+    ) -> TrialFile:
+        """Return the result of a trial, of a finished one as it was written; a baseline does not become the model."""
+        is_finished = self.resume and self.ranks.is_first and trial_dir.trial.is_file()
+        result: TrialFile | None = self.ranks.broadcast_object(
+            config.read_record(TrialFile, trial_dir.trial, CheckpointError) if is_finished else None
+        )
+        if result is not None:
+            return result
+        if not (self.plan.is_single or is_baseline):
+            log.info(f"{trial_dir.name}:")
+        trial = FinetuneTrial(tuning, context)
+        trial.outlook.remaining_work = self._estimate_remaining_work(is_last=is_baseline)
+        result = trial.fit(trial_dir, self.shutdown, resume=self.resume, lock=self.lock)
+        if self.ranks.is_first:
+            if not is_baseline and self._is_best(tuning, result):
+                self._save_model(trial, trial_dir, result["threshold"])
+            io.write_json(trial_dir.trial, result)
+            if trial_dir is not self.run_dir:
+                trial_dir.remove_checkpoints()
+        return result
+
+    def _is_best(self, tuning: FinetuneConfig, result: TrialFile) -> bool:
+        """Return whether a trial with the most training examples is better on dev than those before it."""
+        others = [get_dev_score(other) for other in self.trials if other["labels"] == result["labels"]]
+        is_largest = tuning.task.train_examples == self.plan.max_train_examples
+        return is_largest and get_dev_score(result) > max(others, default=-1e9)
+
+    def _estimate_remaining_work(self, *, is_last: bool) -> RemainingWork:
         """Return the work after the next trial: other trials, including random weights, and baselines."""
         train = self.task_data.select_train(self.plan.max_train_examples, self.tuning.task.split_seed)
         names = [name for name in self.plan.baselines if name != RANDOM]
-        trials = self.plan.trial_count - len(self.trials) - 1 + (RANDOM in self.plan.baselines)
+        trials = 0 if is_last else self.plan.trial_count - len(self.trials) - 1 + (RANDOM in self.plan.baselines)
         return RemainingWork(
             trials=max(trials, 0), baselines=estimate_baseline_seconds(names, train, self.task_data.eval_examples)
         )
-
-    def _load_finished_trial(self, run_dir: RunDir, resume: bool) -> TrialFile | None:
-        """Return the result of a finished trial, read by rank 0."""
-        result: TrialFile | None = self.ranks.broadcast_object(
-            read_finished_trial(run_dir) if resume and self.ranks.is_first else None
-        )
-        return result
 
     def _run_probe(self, train: Sequence[Example]) -> BaselineResult | None:
         task, start = self.task_data.task, time.perf_counter()
@@ -199,31 +200,28 @@ class FinetuneSweep:
     def _raise_missing_base(self) -> NoReturn:
         raise CheckpointError(f"{self.tuning.base.path}: the base model was deleted during the run")
 
-    def _run_random_weights(self, lock: RunLock | None, resume: bool) -> BaselineResult | None:
+    def _run_random_weights(self) -> BaselineResult | None:
         """Train the same model from random weights on the same examples, as a baseline; None without its directory."""
         if not self.ranks.broadcast_object(resolve_path(self.tuning.base.path).exists()):
             return None
-        overrides: dict[str, Any] = {
+        overrides = {
             "task.train_examples": self.plan.max_train_examples,
             "train.seed": self.plan.seeds[0],
+            "tune.trainable_layers": {"kind": "full"},
+            "tune.layer_decay": None,
+            "tune.distill": None,
         }
-        overrides |= {"tune.trainable_layers": {"kind": "full"}, "tune.layer_decay": None, "tune.distill": None}
         tuning = build_finetune_config(FinetuneOptions(method="full+from-scratch", overrides=overrides), self.tuning)
-        trial_dir = self.run_dir.get_trial(RANDOM)
-        result = self._load_finished_trial(trial_dir, resume)
-        if result is None:
-            trial = prepare_trial(tuning, TrialContext(task_data=self.task_data, ranks=self.ranks))
-            work = replace(self._estimate_remaining_work(), trials=0)
-            result = fit_trial(trial, trial_dir, self.shutdown, resume=resume, lock=lock, remaining_work=work)
-            if self.ranks.is_first:
-                io.write_json(trial_dir.trial, result)
-                trial_dir.remove_checkpoints()
-        predictions, seconds = read_predictions(result, self.task_data.headline_split), result["summary"]["seconds"]
+        context = TrialContext(task_data=self.task_data, ranks=self.ranks)
+        result = self._fit_trial(tuning, self.run_dir.get_trial(RANDOM), context, is_baseline=True)
         return BaselineResult(
-            name=RANDOM, description="Same model from random weights", predictions=predictions, seconds=seconds
+            name=RANDOM,
+            description="Same model from random weights",
+            predictions=read_predictions(result, self.task_data.headline_split),
+            seconds=result["summary"]["seconds"],
         )
 
-    def _save_model(self, trial: PreparedTrial, trial_dir: RunDir, threshold: float | None) -> None:
+    def _save_model(self, trial: FinetuneTrial, trial_dir: RunDir, threshold: float | None) -> None:
         """Save a trial's model, task and predictions as those of the run."""
         model, method = trial.model, self.tuning.method
         methods.save(model.eval(), method, self.run_dir.path, base=self.tuning.base.path, overwrite=True)
@@ -232,7 +230,7 @@ class FinetuneSweep:
             io.atomic_write(self.run_dir.predictions, trial_dir.predictions.read_bytes())
 
 
-def build_saved_task(trial: PreparedTrial, threshold: float | None) -> SavedTask:
+def build_saved_task(trial: FinetuneTrial, threshold: float | None) -> SavedTask:
     """Return the task settings that inference needs."""
     task_data, encoder, task_config = trial.context.task_data, trial.encoders.encoders[0], trial.tuning.task
     task = task_data.task
