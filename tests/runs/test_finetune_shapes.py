@@ -12,19 +12,19 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, MultiTask
 from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.baselines import parse_baselines, run_baselines
+from pretune.evaluation.baselines import run_baselines
 from pretune.evaluation.embedding import compute_cosines
 from pretune.inference.embed import build_embedder
 from pretune.metrics.numeric import spearman
 from pretune.models.catalog import resolve
 from pretune.runs.finetune.adapted_model import build_task_head
 from pretune.runs.finetune.config import AdaptationConfig, TaskConfig
-from pretune.runs.finetune.entry import finetune
+from pretune.runs.finetune.entry import finetune, parse_baselines
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.finetune.inference import evaluate_run
 from pretune.runs.finetune.results import compute_result
 from pretune.runs.finetune.saved_task import SavedTask
-from pretune.runs.finetune.task_data import TaskData, find_trainable_task, index_by_member, open_task
+from pretune.runs.finetune.task_data import TaskData, find_trainable_task, open_task
 from pretune.tasks.example import Example
 from pretune.tasks.task import Task, TaskSplits
 from pretune.tasks.types import score
@@ -171,7 +171,7 @@ def test_at_most_so_many_of_each(tmp_path: Path) -> None:
     two_tasks(tmp_path, (20, 100))
     wanted = TaskConfig(name="cola,sst2", data=str(tmp_path), max_examples_per_task=30)
     opened = open_task(wanted)
-    assert [len(mine) for mine in index_by_member(opened, opened.parts.train)] == [20, 30]
+    assert [len(mine) for _, mine in opened.index_examples(opened.parts.train)] == [20, 30]
     assert any(note.startswith("sst2: 30 of 100") for note in opened.parts.notes)
     assert open_task(TaskConfig(name="sst2", data=str(tmp_path))).select_train(30, 0) == opened.members[1].parts.train
     assert len(open_task(replace(wanted, name="sst2")).parts.train) == 30

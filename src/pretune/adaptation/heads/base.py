@@ -159,7 +159,8 @@ def use_stored_pooling(head: Head, model: LanguageModel) -> Head:
 
     A normalization and dense layers that may follow there are ignored: a linear layer learns its own scale.
     """
-    if getattr(head, "pooling", False) is not None or model.spec.is_encoder_decoder:
+    has_own_pooling = getattr(head, "pooling", False) is not None
+    if has_own_pooling or model.spec.is_encoder_decoder or not model.assets.modules:
         return head
     places = [("first" if name == "cls" else name) for name in read_pooling(model) or ()]
     if not places:

@@ -13,16 +13,19 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from pretune.core.errors import DataError, UsageError, suggest
+from pretune.core.errors import DataError
 from pretune.core.registry import Registry
 from pretune.core.seed import make_generator
-from pretune.evaluation.baselines.base import Baseline
 from pretune.tasks.example import Examples, Prediction
 from pretune.tasks.task import Task
-from pretune.tasks.types import TASK_TYPES, get_type
+from pretune.tasks.types import get_type
 
-BASELINES: Registry[type[Baseline]] = Registry(
+if TYPE_CHECKING:
+    from pretune.evaluation.baselines.base import Baseline  # NOTE: its imports are slow, and a run may have none
+
+BASELINES: "Registry[type[Baseline]]" = Registry(
     "baseline",
     {
         "majority": "pretune.evaluation.baselines.texts:Majority",
@@ -72,22 +75,6 @@ class BaselineResult:
     predictions: list[Prediction]
     seconds: float
     slot: str = ""  # the requested name, if different
-
-
-def parse_baselines(text: str) -> tuple[str, ...]:
-    """Parse a list of baselines: default, all, none, or comma-separated names."""
-    if text in BASELINE_SETS:
-        return BASELINE_SETS[text]
-    types = [TASK_TYPES.get(kind) for kind in TASK_TYPES]
-    slots = {name: slot for task_type in types for slot, name in task_type.scoring.baselines.items() if name != slot}
-    names = tuple(dict.fromkeys(slots.get(name, name) for name in text.split(",")))
-    for name in names:
-        if name not in ALL_BASELINES:
-            allowed_names = [*BASELINE_SETS, *ALL_BASELINES, *slots]
-            raise UsageError(
-                f"unknown baseline '{name[:40]}'{suggest(name, allowed_names)} (allowed: {', '.join(allowed_names)})"
-            )
-    return names
 
 
 def run_baselines(
@@ -170,7 +157,7 @@ def get_baseline_name(task: Task, slot: str) -> str:
     return slot if name is None else BASELINES.get(name).display_name or name
 
 
-def _build_baseline(name: str, vectors: str | None) -> Baseline:
+def _build_baseline(name: str, vectors: str | None) -> "Baseline":
     baseline = BASELINES.get(name)
     has_vectors = any(field.name == "vectors" for field in fields(baseline))  # type: ignore[arg-type]
     return baseline(vectors=vectors) if has_vectors else baseline()  # type: ignore[call-arg]

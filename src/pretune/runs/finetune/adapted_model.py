@@ -33,7 +33,7 @@ from pretune.models.spec import Model
 from pretune.nn.heads import get_running_statistics
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
 from pretune.runs.finetune.saved_task import SavedTask
-from pretune.runs.finetune.task_data import TaskData, find_member_tasks, index_by_member
+from pretune.runs.finetune.task_data import TaskData, find_member_tasks
 from pretune.tasks.encoder import TaskEncoder, build_head, find_scale
 from pretune.tasks.encoding import Counts, Items, mix_items
 from pretune.tasks.example import Example, Prediction
@@ -317,13 +317,10 @@ class TaskEncoders:
             encoder = build_encoder(tuning, task_data.task, model, train)
             rules = [replace(encoder.rules, task=member.task, scale=member.task.scale) for member in task_data.members]
             return cls(task_data, tuple(replace(encoder, rules=member_rules) for member_rules in rules) or (encoder,))
-        member_examples = [[train[place] for place in mine] for mine in index_by_member(task_data, train)]
-        encoders = [
-            build_encoder(
-                tuning, member.task, select_head(model, number), member_examples[number] or member.parts.train
-            )
-            for number, member in enumerate(task_data.members)
-        ]
+        encoders: list[TaskEncoder] = []
+        for number, (member, mine) in enumerate(task_data.index_examples(train)):
+            examples = [train[place] for place in mine] or member.parts.train
+            encoders.append(build_encoder(tuning, member.task, select_head(model, number), examples))
         return cls(task_data, tuple(encoders), has_separate_heads=True)
 
     @property
@@ -333,10 +330,8 @@ class TaskEncoders:
 
     def encode(self, examples: Sequence[Example]) -> tuple[Items, ...]:
         """Return the items of each task."""
-        if not self.task_data.members:
-            return (self.encoders[0].encode(examples),)
         parts: list[Items] = []
-        for encoder, mine in zip(self.encoders, index_by_member(self.task_data, examples), strict=True):
+        for encoder, (_, mine) in zip(self.encoders, self.task_data.index_examples(examples), strict=True):
             if not mine:
                 raise DataError(
                     f"task '{encoder.task.name}': none of {len(examples)} training examples belongs to it; "
@@ -400,16 +395,12 @@ class TaskEncoders:
             if not self.task_data.members:
                 return predict(model, self.encoders[0], examples, precision=precision, items=items)
             predictions: dict[int, Prediction] = {}
-            for number, (encoder, mine) in enumerate(
-                zip(self.encoders, index_by_member(self.task_data, examples), strict=True)
-            ):
-                member_examples = [examples[place] for place in mine]
+            for number, (_, mine) in enumerate(self.task_data.index_examples(examples)):
                 view = select_head(model, number) if self.has_separate_heads else model
-                predictions |= zip(
-                    mine,
-                    predict(view, encoder, member_examples, precision=precision) if member_examples else [],
-                    strict=True,
-                )
+                if mine:
+                    member_examples = [examples[place] for place in mine]
+                    outputs = predict(view, self.encoders[number], member_examples, precision=precision)
+                    predictions |= zip(mine, outputs, strict=True)
             return [predictions[place] for place in range(len(examples))]
 
 

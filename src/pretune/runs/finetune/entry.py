@@ -17,10 +17,9 @@ from pretune.core import config as specs
 from pretune.core import log
 from pretune.core.api import require_out, take_options
 from pretune.core.config.specs import get_fields
-from pretune.core.errors import CheckpointError, DataError, ResourceError, UsageError
+from pretune.core.errors import CheckpointError, DataError, ResourceError, UsageError, suggest
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.baselines import parse_baselines
-from pretune.inference.word_vectors import WordVectors
+from pretune.evaluation.baselines import ALL_BASELINES, BASELINE_SETS
 from pretune.runs.config import find_rates, read_config
 from pretune.runs.finetune.adapted_model import build_task_head
 from pretune.runs.finetune.config import (
@@ -36,6 +35,7 @@ from pretune.runs.finetune.sweep import FinetuneSweep
 from pretune.runs.finetune.task_data import check_sizes, find_trainable_task, open_task
 from pretune.runs.task_options import FinetuneOptions
 from pretune.runs.verify import check_model
+from pretune.tasks.types import TASK_TYPES
 from pretune.training.distributed import init_distributed, resolve_device
 from pretune.training.loop import GracefulShutdown
 from pretune.training.records import ScoresFile
@@ -132,16 +132,16 @@ def run_finetune(options: FinetuneOptions) -> FinetunedRun:
 
 def build_plan(tuning: FinetuneConfig, options: FinetuneOptions, default_plan: SweepPlan | None = None) -> SweepPlan:
     """Return the plan of the options; defaults are those of `default_plan`, else of the run that is reproduced."""
-    first = tuning.train.seed
-    plan = SweepPlan(
-        rates=(tuning.train.lr,),
-        seeds=(first,),
-        train_examples=(tuning.task.train_examples,),
-        baselines=parse_baselines("default"),
-    )
-    stored_plan = read_config(options.config).get("plan") if default_plan is None else None
-    if default_plan is not None or stored_plan is not None:
-        plan = default_plan or specs.from_dict(SweepPlan, stored_plan, location="plan")
+    first, plan = tuning.train.seed, default_plan
+    if plan is None and (stored_plan := read_config(options.config).get("plan")) is not None:
+        plan = specs.from_dict(SweepPlan, stored_plan, location="plan")
+    if plan is None:
+        plan = SweepPlan(
+            rates=(tuning.train.lr,),
+            seeds=(first,),
+            train_examples=(tuning.task.train_examples,),
+            baselines=BASELINE_SETS["default"],
+        )
     seeds, counts, limit = options.seeds, options.example_counts, tuning.task.train_examples
     if seeds is not None and not 1 <= seeds <= MAX_SEEDS:
         raise UsageError(f"--seeds {seeds} must be from 1 to {MAX_SEEDS:,}")
@@ -158,8 +158,26 @@ def build_plan(tuning: FinetuneConfig, options: FinetuneOptions, default_plan: S
         vectors=plan.vectors if options.vectors is None else os.fspath(options.vectors),
     )
     if new_plan.vectors is not None:
+        from pretune.inference.word_vectors import WordVectors  # NOTE: slow to import
+
         WordVectors.load(new_plan.vectors)  # an invalid file raises before training
     return new_plan
+
+
+def parse_baselines(text: str) -> tuple[str, ...]:
+    """Parse a list of baselines: default, all, none, or comma-separated names."""
+    if text in BASELINE_SETS:
+        return BASELINE_SETS[text]
+    types = [TASK_TYPES.get(kind) for kind in TASK_TYPES]
+    slots = {name: slot for task_type in types for slot, name in task_type.scoring.baselines.items() if name != slot}
+    names = tuple(dict.fromkeys(slots.get(name, name) for name in text.split(",")))
+    for name in names:
+        if name not in ALL_BASELINES:
+            allowed_names = [*BASELINE_SETS, *ALL_BASELINES, *slots]
+            raise UsageError(
+                f"unknown baseline '{name[:40]}'{suggest(name, allowed_names)} (allowed: {', '.join(allowed_names)})"
+            )
+    return names
 
 
 @contextlib.contextmanager

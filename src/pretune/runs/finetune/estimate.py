@@ -23,7 +23,7 @@ from pretune.runs.finetune.config import FinetuneConfig, SweepPlan
 from pretune.runs.finetune.defaults import explain_rate
 from pretune.runs.finetune.features import FeatureFlops, fits
 from pretune.runs.finetune.language_model import estimate_language_model
-from pretune.runs.finetune.task_data import TaskData, check_sizes, index_by_member, open_task
+from pretune.runs.finetune.task_data import TaskData, check_sizes, open_task
 from pretune.tasks.example import Example
 from pretune.tasks.task import sample_subset
 from pretune.tasks.types import get_type
@@ -132,12 +132,9 @@ def _count_step_flops(
 
 def _count_labels(task_data: TaskData, train: list[Example]) -> Mapping[str, Mapping[str, float]]:
     """Count the labels of each task."""
-    if not task_data.members:
-        return {task_data.task.name: get_type(task_data.task).scoring.count_labels(task_data.task, train)}
-    member_indices = zip(task_data.members, index_by_member(task_data, train), strict=True)
     return {
         member.task.name: get_type(member.task).scoring.count_labels(member.task, [train[place] for place in mine])
-        for member, mine in member_indices
+        for member, mine in task_data.index_examples(train)
     }
 
 

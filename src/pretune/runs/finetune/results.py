@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -11,12 +12,12 @@ from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
 from pretune.evaluation.baselines import COSINE, SLOTS, BaselineResult, get_baseline_name, is_similarity, run_baselines
-from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS
+from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS, get_headline
 from pretune.metrics.classification import group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
 from pretune.runs.finetune.config import MIN_STEPS, FinetuneConfig, SweepPlan
 from pretune.runs.finetune.finetuned_run import FinetunedRun
-from pretune.runs.finetune.task_data import TaskData, compute_scores, index_by_member
+from pretune.runs.finetune.task_data import TaskData, compute_scores
 from pretune.runs.model_card import build_finetuning_card, draw_plots
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.task import Task
@@ -89,17 +90,13 @@ def write_results(
 
 def get_dev_score(trial: TrialFile) -> float:
     """Return the official metric on dev."""
-    return float(next(iter(trial["scores"]["dev"].values())))
-
-
-def get_headline_score(task_data: TaskData, trial: TrialFile) -> float:
-    """Return the official metric on the headline split."""
-    return float(next(iter(trial["scores"][task_data.headline_split].values())))
+    return get_headline(trial["scores"]["dev"])
 
 
 def compute_result(task_data: TaskData, trials: Sequence[TrialFile]) -> ResultRecord:
     """Return the mean score with its interval over seeds, and all values of the official metric."""
-    split, values = task_data.headline_split, [get_headline_score(task_data, trial) for trial in trials]
+    split = task_data.headline_split
+    values = [get_headline(trial["scores"][split]) for trial in trials]
     interval, minimum = compute_interval(values), -1.0 if task_data.task.metrics[0] in SIGNED_METRICS else 0.0
     names = trials[0]["scores"][split]
     means = {name: sum(trial["scores"][split][name] for trial in trials) / len(trials) for name in names}
@@ -210,10 +207,10 @@ def run_simple_baselines(
     eval_examples = task_data.eval_examples
     absent: dict[str, str] = {}
     results_by_slot: dict[str, list[tuple[list[int], BaselineResult]]] = {}
-    for member, train_indices, mine in zip(
-        task_data.members, index_by_member(task_data, train), index_by_member(task_data, eval_examples), strict=True
+    for (member, train_places), (_, mine) in zip(
+        task_data.index_examples(train), task_data.index_examples(eval_examples), strict=True
     ):
-        member_train, member_eval = [train[place] for place in train_indices], [eval_examples[place] for place in mine]
+        member_train, member_eval = [train[place] for place in train_places], [eval_examples[place] for place in mine]
         rows, member_absent = run_baselines(member.task, member_train, member_eval, names, vectors=vectors)
         absent |= member_absent
         for row in rows:
@@ -271,15 +268,13 @@ def bootstrap(
     task, examples = task_data.task, task_data.eval_examples
     if task.metrics[0] in MEAN_METRICS:
         example_scores = [
-            [_score_example(task, example, run[i]) for i, example in enumerate(examples)]
+            [get_headline(score(task, [example], [run[i]])) for i, example in enumerate(examples)]
             for run in (*predictions, baseline_predictions)
         ]
         means = [sum(column) / len(predictions) for column in zip(*example_scores[:-1], strict=True)]
         return paired_bootstrap_of_means(means, example_scores[-1])
 
-    def metric(gold: Sequence[Example], metric_predictions: Sequence[Prediction]) -> float:
-        return float(next(iter(compute_scores(task_data, gold, metric_predictions).values())))
-
+    metric = partial(compute_scores, task_data)
     start = time.perf_counter()
     metric(examples, baseline_predictions)
     took = (time.perf_counter() - start) * (len(predictions) + 1)
@@ -290,7 +285,7 @@ def bootstrap(
 
     def group_metric(
         example_groups: Sequence[Sequence[Example]], prediction_groups: Sequence[Sequence[Prediction]]
-    ) -> float:
+    ) -> dict[str, float]:
         flat_examples = [
             replace(example, group=str(place)) for place, group in enumerate(example_groups) for example in group
         ]  # groups drawn twice count twice
@@ -298,10 +293,6 @@ def bootstrap(
 
     units = [group_values(run, groups) for run in (*predictions, baseline_predictions)]
     return paired_bootstrap(group_values(examples, groups), units[:-1], units[-1:], group_metric, rounds=rounds)
-
-
-def _score_example(task: Task, example: Example, prediction: Prediction) -> float:
-    return float(next(iter(score(task, [example], [prediction]).values())))
 
 
 def compute_learning_curve(
@@ -314,13 +305,12 @@ def compute_learning_curve(
         subset = [trial for trial in trials if trial["labels"] == count and trial["lr"] == rate]
         train = task_data.select_train(count, tuning.task.split_seed)
         rows, _ = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)
-        baseline_scores = {row.name: _score_baseline(task_data, row) for row in rows}
+        eval_examples = task_data.eval_examples
+        baseline_scores = {
+            row.name: get_headline(compute_scores(task_data, eval_examples, row.predictions)) for row in rows
+        }
         points.append({"labels": count, **compute_result(task_data, subset), "baselines": baseline_scores})
     return points
-
-
-def _score_baseline(task_data: TaskData, row: BaselineResult) -> float:
-    return float(next(iter(compute_scores(task_data, task_data.eval_examples, row.predictions).values())))
 
 
 def sum_costs(costs: Sequence[CostFile]) -> CostFile:

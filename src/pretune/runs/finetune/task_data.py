@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.log import format_count, join_names
-from pretune.metrics import compute_suite_averages
+from pretune.metrics import compute_suite_averages, get_headline
 from pretune.runs.finetune.config import TaskConfig
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example, Prediction
@@ -63,11 +63,27 @@ class TaskData:
         if not self.members:
             return self.task.get_groups(examples)
         groups: list[str | None] = [None] * len(examples)
-        for member, mine in zip(self.members, index_by_member(self, examples), strict=True):
+        for member, mine in self.index_examples(examples):
             member_groups = member.task.get_groups([examples[place] for place in mine]) or [None] * len(mine)
             for place, group in zip(mine, member_groups, strict=True):
                 groups[place] = None if group is None else f"{member.task.name}\0{group}"
         return groups if any(groups) else None
+
+    def index_examples(self, examples: Sequence[Example]) -> list[tuple["TaskData", list[int]]]:
+        """Return each task with the indices of its examples; a single task has all."""
+        if not self.members:
+            return [(self, list(range(len(examples))))]
+        # NOTE: by identity: two tasks may have equal examples.
+        owner = {
+            id(example): number
+            for number, member in enumerate(self.members)
+            for split in (member.parts.train, member.parts.dev, member.parts.test)
+            for example in split
+        }
+        indices: list[list[int]] = [[] for _ in self.members]
+        for place, example in enumerate(examples):
+            indices[owner[id(example)]].append(place)
+        return list(zip(self.members, indices, strict=True))
 
 
 _opened_tasks: dict[TaskConfig, TaskData] | None = None
@@ -181,21 +197,18 @@ def check_sizes(task_data: TaskData, task_config: TaskConfig, counts: Sequence[i
 
 def check_size(task_data: TaskData, train: Sequence[Example]) -> None:
     """Raise if there are too few training examples, or classes without any."""
-    if task_data.members:
-        for member, mine in zip(task_data.members, index_by_member(task_data, train), strict=True):
-            check_size(member, [train[place] for place in mine])
-        return
-    task, remedy = task_data.task, "add more, or use --force"
-    if len(train) < MIN_TRAIN_EXAMPLES:
-        raise DataError(
-            f"task '{task.name}': {format_count(len(train), 'training examples')}, need at least "
-            f"{MIN_TRAIN_EXAMPLES}; {remedy}"
-        )
-    if absent := [repr(name) for name in find_missing_labels(task, train)]:
-        raise DataError(
-            f"task '{task.name}': {len(absent)} of {len(task.labels)} classes have no training example "
-            f"({join_names(absent, 5)}); {remedy}"
-        )
+    for member, mine in task_data.index_examples(train):
+        task, remedy = member.task, "add more, or use --force"
+        if len(mine) < MIN_TRAIN_EXAMPLES:
+            raise DataError(
+                f"task '{task.name}': {format_count(len(mine), 'training examples')}, need at least "
+                f"{MIN_TRAIN_EXAMPLES}; {remedy}"
+            )
+        if absent := [repr(name) for name in find_missing_labels(task, [train[place] for place in mine])]:
+            raise DataError(
+                f"task '{task.name}': {len(absent)} of {len(task.labels)} classes have no training example "
+                f"({join_names(absent, 5)}); {remedy}"
+            )
 
 
 def find_missing_labels(task: Task, examples: Sequence[Example]) -> list[str]:
@@ -288,27 +301,10 @@ def find_member_tasks(task: Task) -> list[Task]:
     return [TASKS.get(name) for name in task.name.split(",")] if "," in task.name else []
 
 
-def index_by_member(task_data: TaskData, examples: Sequence[Example]) -> list[list[int]]:
-    """Return the indices of each member's examples."""
-    # NOTE: by identity: two tasks may have equal examples.
-    owner = {
-        id(example): number
-        for number, member in enumerate(task_data.members)
-        for split in (member.parts.train, member.parts.dev, member.parts.test)
-        for example in split
-    }
-    indices: list[list[int]] = [[] for _ in task_data.members]
-    for place, example in enumerate(examples):
-        indices[owner[id(example)]].append(place)
-    return indices
-
-
 def find_tasks(task_data: TaskData, examples: Sequence[Example]) -> list[Task]:
     """Return the task of each example."""
     tasks = [task_data.task] * len(examples)
-    for member, mine in zip(
-        task_data.members, index_by_member(task_data, examples) if task_data.members else (), strict=True
-    ):
+    for member, mine in task_data.index_examples(examples):
         for place in mine:
             tasks[place] = member.task
     return tasks
@@ -321,12 +317,12 @@ def compute_scores(
     if not task_data.members:
         return score(task_data.task, examples, predictions)
     member_scores: dict[str, dict[str, float]] = {}
-    for member, mine in zip(task_data.members, index_by_member(task_data, examples), strict=True):
+    for member, mine in task_data.index_examples(examples):
         if mine:
             member_scores[member.task.name] = score(
                 member.task, [examples[place] for place in mine], [predictions[place] for place in mine]
             )
-    headlines = {name: float(next(iter(scores.values()))) for name, scores in member_scores.items()}
+    headlines = {name: get_headline(scores) for name, scores in member_scores.items()}
     return {
         AVERAGE_METRIC: sum(headlines.values()) / len(headlines),
         **headlines,

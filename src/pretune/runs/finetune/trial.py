@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -46,7 +46,6 @@ from pretune.runs.finetune.features import (
     encode_features,
     fit_head,
 )
-from pretune.runs.finetune.forgetting import ForgettingMeter
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity
@@ -61,6 +60,9 @@ from pretune.training.records import LengthCounts, RunSummaryRecord, TrialFile
 from pretune.training.step import TrainState
 from pretune.training.trainer import RunOutput, RunProcess, TrainedModel, Trainer, TrainingBatches, TrainingPhase
 from pretune.training.validation import EarlyStopping, Evaluation
+
+if TYPE_CHECKING:
+    from pretune.runs.finetune.forgetting import ForgettingMeter
 
 EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
 """Number of dev examples for model selection; fewer where answers are generated, which is slow."""
@@ -193,12 +195,14 @@ class FinetuneTrial:
             **({} if base_hash is None else {"base": base_hash}),
         }
 
-    def _finish_weights(self) -> ForgettingMeter | None:
+    def _finish_weights(self) -> "ForgettingMeter | None":
         """Round the frozen weights, or return the meter of forgetting, which compares the weights with the base's."""
         tuning, data = self.tuning, self.context.forgetting
         if data is None:
             round_frozen_weights(self.model.model, tuning.method, self.precision)
             return None
+        from pretune.runs.finetune.forgetting import ForgettingMeter  # NOTE: slow to import, and rarely needed
+
         base_model = load_base_model(replace(tuning.base, extra_layers=0), seed=tuning.train.seed)
         ranks, body = Ranks(self.context.ranks.device), self.adapted_model.body
         return ForgettingMeter(body, base_model, data, ranks, self.precision, tuning.method, tuning.base.path)
