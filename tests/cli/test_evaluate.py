@@ -176,7 +176,7 @@ def test_a_fine_tuned_run_is_judged_by_its_head(capsys: Capture, tmp_path: Path)
     capsys.readouterr()
     (found,) = told(capsys, str(run), "--task=sst2", data)
     assert found["split"] == "dev" and found["counts"] == {"examples": 24} and "shots" not in found
-    assert found["scores"] == evaluate_run(run, task="sst2", data=tmp_path)["scores"]
+    assert found["scores"] == evaluate_run(run, task="sst2", data=tmp_path).scores
     assert told(capsys, str(run), data)[0]["scores"] == found["scores"], "what it has learnt, where nothing is named"
     (few,) = told(capsys, str(run), "--task=sst2", data, "--limit=6")
     assert few["counts"] == {"examples": 6}

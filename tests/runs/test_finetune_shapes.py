@@ -120,7 +120,7 @@ def test_several_tasks_at_once_in_words(tmp_path: Path) -> None:
     assert simple["majority"]["average"] == 0.25
     assert "text" in run.predict(["sst2 sentence: the lovely sea."])[0]
     assert "text" in run.select_task("sst2").predict(["the lovely sea."])[0]
-    assert set(evaluate_run(run, task="cola", data=tmp_path)["scores"]) == {"matthews"}
+    assert set(evaluate_run(run, task="cola", data=tmp_path).scores) == {"matthews"}
     with pytest.raises(UsageError, match="'cola,sst2'"):
         evaluate_run(run, data=tmp_path)
 
@@ -155,7 +155,7 @@ def test_several_tasks_at_once_with_a_head_each(tmp_path: Path, method: str) -> 
     assert isinstance(model, ModelWithHead) and isinstance(model.spec, MultiTask) and len(model.spec.heads) == 2
     found = run.scores["result"]["scores"]["sst2"]
     assert method != "full" or found == 1.0  # which is there to be learnt; the other is not
-    assert evaluate_run(run, task="sst2", data=tmp_path)["scores"]["accuracy"] == found
+    assert evaluate_run(run, task="sst2", data=tmp_path).scores["accuracy"] == found
     said = [json.loads(line) for line in (run.path / "predictions.jsonl").read_text().splitlines()]
     assert {(one["task"], one["gold"]) for one in said} >= {("cola", "acceptable"), ("sst2", "negative")}
     again = FinetunedRun.open(run).select_task("sst2").predict([one["input"] for one in said if one["task"] == "sst2"])

@@ -44,5 +44,5 @@ def test_a_task_by_its_name(name: str, encoder: Path, writer: Path, tmp_path: Pa
     assert found.scores["metric"] == task.metrics[0]
     assert found.scores["baselines"] or task.kind == "span"
     again = evaluate_run(found, data=DATA, split=None, max_examples=24)  # what was divided is divided again
-    assert (again["split"], again["examples"]) == (result["split"], result["examples"])
-    assert again["scores"] == pytest.approx(result["scores"])
+    assert (again.split, again.counts["examples"]) == (result["split"], result["examples"])
+    assert again.scores == pytest.approx(result["scores"])

@@ -227,7 +227,7 @@ class EvaluationJob:
         from pretune.runs.finetune.inference import evaluate_run
 
         options = self.options
-        scores = evaluate_run(
+        return evaluate_run(
             [run, *self.other_runs],
             task=task,
             data=options.data,
@@ -236,13 +236,6 @@ class EvaluationJob:
             device=options.device,
             base=self.base,
             quantize=options.quantize,
-        )
-        return EvaluationResult(
-            task=scores["task"],
-            split=scores["split"],
-            scores=scores["scores"],
-            counts={"examples": scores["examples"]},
-            notes=tuple(scores["notes"]),
         )
 
 

@@ -154,7 +154,7 @@ class TestCombine:
 def test_scores_of_an_ensemble(runs: list[Path], tmp_path: Path) -> None:
     task = build_table_task(runs[0], tasked.classes(tmp_path / "t.csv", count=30, seed=9))
     found = evaluate_run(runs, task=task)
-    assert found["examples"] == 30 and 0 <= found["scores"]["accuracy"] <= 1
+    assert found.counts["examples"] == 30 and 0 <= found.scores["accuracy"] <= 1
 
 
 def test_an_ensemble_that_chooses_is_scored_by_what_it_chose() -> None:

@@ -50,10 +50,10 @@ def test_what_was_divided_is_divided_again(divided: tuple[FinetunedRun, Path]) -
     result = run.scores["result"]
     assert result["split"] == "test" and result["examples"] == 6
     again = evaluate_run(run, data=home)
-    assert (again["split"], again["examples"], again["scores"]) == ("test", 6, result["scores"])
-    assert any("80/10/10" in note for note in again["notes"])
+    assert (again.split, again.counts["examples"], again.scores) == ("test", 6, result["scores"])
+    assert any("80/10/10" in note for note in again.notes)
     dev = evaluate_run(run, data=home, split="dev")
-    assert dev["examples"] == 6 and next(iter(dev["scores"].values())) == run.scores["model"]["dev"]
+    assert dev.counts["examples"] == 6 and next(iter(dev.scores.values())) == run.scores["model"]["dev"]
     (told,) = evaluate(run.path, "qnli", data=home)
     assert told.scores == result["scores"] and any("80/10/10" in note for note in told.notes)
 
@@ -75,11 +75,11 @@ def test_another_run_is_asked_all_of_it(base: Path, divided: tuple[FinetunedRun,
     home = folder(tmp_path, "train", "dev", count=24)
     run = finetune(base, task="qnli", data=home, out=tmp_path / "run", steps=1, baselines="none")
     found = evaluate_run(run, data=home)
-    assert (found["split"], found["examples"], found["notes"]) == ("dev", 24, [])
+    assert (found.split, found.counts["examples"], found.notes) == ("dev", 24, ())
     tree = json.loads((run.path / "run.json").read_text())
     tree["task"]["name"] = "mnli"
     (run.path / "run.json").write_text(json.dumps(tree))
-    assert evaluate_run(run, task="qnli", data=divided[1])["examples"] == 60
+    assert evaluate_run(run, task="qnli", data=divided[1]).counts["examples"] == 60
 
 
 def test_a_run_on_disk_is_asked_in_one_call(divided: tuple[FinetunedRun, Path]) -> None:
@@ -105,7 +105,7 @@ def test_another_task_is_judged_by_its_own_metrics(divided: tuple[FinetunedRun, 
     assert [[*each.scores] for each in found] == [["matthews"], ["accuracy", "gender_parity"]]
     (tmp_path / "own.csv").write_text("question,sentence,label\na,b,entailment\nc,d,not_entailment\n")
     table = build_table_task(divided[0], tmp_path / "own.csv", text="question", pair="sentence")
-    assert [*evaluate_run(divided[0], task=table)["scores"]] == ["accuracy"]
+    assert [*evaluate_run(divided[0], task=table).scores] == ["accuracy"]
 
 
 def test_labels_of_another_task_are_known_by_their_names() -> None:

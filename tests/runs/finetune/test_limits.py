@@ -75,4 +75,4 @@ def test_a_fine_tuned_run_is_judged_on_whole_questions(data: Path, tmp_path: Pat
         base, task="multirc", data=data, steps=1, baselines="none", out=tmp_path / "run", overrides=changes
     )
     assert run.scores["trials"][0]["labels"] == 30
-    assert evaluate_run(run, data=data, max_examples=12)["examples"] == 10
+    assert evaluate_run(run, data=data, max_examples=12).counts["examples"] == 10

@@ -21,6 +21,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.hub import is_hub
 from pretune.core.log import join_names
 from pretune.core.run_dir import RunDir
+from pretune.evaluation import EvaluationResult
 from pretune.inference.index import Hit
 from pretune.runs.finetune.config import TaskConfig
 from pretune.runs.finetune.finetuned_run import FinetunedRun, Predictor
@@ -143,7 +144,7 @@ def evaluate_run(
     device: str | None = None,
     base: RunPath | None = None,
     quantize: Quantization | None = None,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     """Evaluate a fine-tuned run, or several as an ensemble, on their task or on another one with the same labels.
 
     Uses test by default, or dev if test has no answers; `max_examples` samples a stratified subset. A split that the
@@ -189,8 +190,9 @@ def evaluate_run(
     scores = score(scored_task, examples, ready.predict(examples))
     if get_type(run_task).scoring.gold == "text" and not isinstance(finetuned_run, Ensemble):
         scores["perplexity"] = ready.compute_perplexity(examples)
-    notes = [] if split_data is None else [*split_data.parts.notes]
-    return {"task": eval_task.name, "split": split_name, "examples": len(examples), "scores": scores, "notes": notes}
+    notes = () if split_data is None else split_data.parts.notes
+    counts = {"examples": len(examples)}
+    return EvaluationResult(task=eval_task.name, split=split_name, scores=scores, counts=counts, notes=notes)
 
 
 def build_table_task(run: str | os.PathLike[str], file: str | os.PathLike[str], **roles: str) -> Task:
@@ -243,9 +245,9 @@ class _RunFile(TypedDict):
 
 def _read_task_config(run: Path) -> TaskConfig | None:
     """Return the task section of a run; None of an exported model."""
-    if not RunDir(run).settings.is_file():
-        return None
     run_dir = RunDir(run)
+    if not run_dir.settings.is_file():
+        return None
     record = config.check_record(_RunFile, run_dir.locate_settings().tree, CheckpointError, str(run_dir.settings))
     return config.from_dict(TaskConfig, record["task"], location="task")
 
@@ -315,16 +317,9 @@ def extract_answers(
     for (number, hit), prediction in zip(candidates, predictions, strict=True):
         if not prediction.text or prediction.span is None:
             continue
-        score = _score(prediction, may_lack)
+        margin = prediction.null_score_diff if may_lack else None
+        score = prediction.candidates[0].score if margin is None else -margin
         best_score = best[number].score
         if best_score is None or score > best_score:
             best[number] = ExtractedAnswer(prediction.text, score, hit, prediction.span)
     return best
-
-
-def _score(prediction: Prediction, allows_no_answer: bool) -> float:
-    return (
-        -prediction.null_score_diff
-        if allows_no_answer and prediction.null_score_diff is not None
-        else prediction.candidates[0].score
-    )
