@@ -22,9 +22,9 @@ from pretune.core.errors import CheckpointError, UsageError, explain_missing
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
-from pretune.runs.finetune.saved_task import BlankInput, SavedTask, TaskMember
+from pretune.runs.finetune.saved_task import BlankInput, SavedTask
 from pretune.tasks.encoder import TaskEncoder
-from pretune.tasks.encoding import Counts, EncodingRules
+from pretune.tasks.encoding import Counts
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import answer_perplexity, predict
 from pretune.tasks.task import Task
@@ -87,17 +87,10 @@ class FinetunedRun(PathResult):
 
     def select_task(self, task: str) -> "FinetunedRun":
         """Return the run for one task of a multi-task run."""
-        if not self.saved_task.members and "," in self.saved_task.name:
-            length, max_new_tokens = self.saved_task.max_length, self.saved_task.max_new_tokens
-            members = tuple(
-                TaskMember(name=name, max_length=length, max_new_tokens=max_new_tokens)
-                for name in self.saved_task.name.split(",")
-            )
-            saved_task = replace(self.saved_task, members=members).select(task)[1]
-            return replace(self, saved_task=saved_task, _predictor=None)
-        if self.saved_task.members:
-            head, saved_task = self.saved_task.select(task)
-            return replace(self, saved_task=saved_task, head=head, _predictor=None)
+        has_heads = bool(self.saved_task.members)
+        if has_heads or "," in self.saved_task.name:
+            number, saved_task = self.saved_task.select(task)
+            return replace(self, saved_task=saved_task, head=number if has_heads else self.head, _predictor=None)
         if task != self.saved_task.name:
             raise UsageError(f"{self}: fine-tuned on '{self.saved_task.name}', not '{task[:40]}'; remove the task")
         return self
@@ -181,12 +174,9 @@ class Predictor:
 
     def select_task(self, task: Task) -> "Predictor":
         """Return the predictor for another text-to-text task."""
-        return replace(self, task=task, encoder=replace(self.encoder, rules=_replace_task(self.encoder.rules, task)))
+        rules = replace(self.encoder.rules, task=task, scale=task.scale)
+        return replace(self, task=task, encoder=replace(self.encoder, rules=rules))
 
     def count_truncated(self, examples: Sequence[Example]) -> Counts:
         """Return counts of truncated and empty inputs."""
         return self.encoder.encode(examples, training=False).counts
-
-
-def _replace_task(rules: EncodingRules, task: Task) -> EncodingRules:
-    return replace(rules, task=task, scale=task.scale)

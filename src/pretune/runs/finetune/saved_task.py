@@ -74,14 +74,18 @@ class SavedTask:
 
     def select(self, name: str | None) -> tuple[int, "SavedTask"]:
         """Return the index of a task among those trained together, and its own settings."""
-        names = [member.name for member in self.members]
+        length, max_new_tokens = self.max_length, self.max_new_tokens
+        members = self.members or [  # those of a text-to-text run share its head
+            TaskMember(name=part, max_length=length, max_new_tokens=max_new_tokens) for part in self.name.split(",")
+        ]
+        names = [member.name for member in members]
         if name not in names:
             value = "got none" if name is None else f"got '{name[:40]}'"
             raise UsageError(
                 f"this run was trained on several tasks: choose one with --task ({', '.join(names)}), {value}"
             )
         index = names.index(name)
-        member, task = self.members[index], TASKS.get(name)
+        member, task = members[index], TASKS.get(name)
         return index, replace(
             self,
             name=name,
