@@ -26,6 +26,7 @@ from pretune.data.sampling import SmoothedMixing
 from pretune.inference.text_model import count_unknown, describe_unknown
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.families import FAMILIES
+from pretune.models.families.shared import TuningDefaults
 from pretune.models.hf import checkpoint
 from pretune.models.hf.checkpoint import check_weights
 from pretune.models.model import LanguageModel, build, build_empty
@@ -207,12 +208,17 @@ def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
     return model.train()
 
 
+def find_family_tuning(spec: Model) -> TuningDefaults:
+    """Return the method of a base model's paper and its settings; by default all weights are trained."""
+    family = spec.family
+    return (FAMILIES.get(family).tuning if family in FAMILIES else None) or TuningDefaults(method="full")
+
+
 def apply_task_spec(model: LanguageModel, dropout_factor: float = 1.0) -> LanguageModel:
     """Return a model with the dropout rates that its family fine-tunes with, times a factor, and the same weights."""
-    family = FAMILIES.get(model.spec.family) if model.spec.family in FAMILIES else None
-    spec = model.spec
-    if family is not None and family.tuning is not None and family.tuning.build_spec is not None:
-        spec = family.tuning.build_spec(spec)
+    spec, build_spec = model.spec, find_family_tuning(model.spec).build_spec
+    if build_spec is not None:
+        spec = build_spec(spec)
     if dropout_factor != 1:
         spec = scale_dropout(spec, dropout_factor)
     if spec == model.spec:

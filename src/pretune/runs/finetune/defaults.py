@@ -12,12 +12,10 @@ from pretune.core.config import from_dict, get_kind, read_record
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
-from pretune.models.families import FAMILIES
-from pretune.models.families.shared import TuningDefaults
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
 from pretune.runs.config import find_rates, read_config, read_optimizer, read_registered, refuse_conflicts
-from pretune.runs.finetune.adapted_model import load_base_model
+from pretune.runs.finetune.adapted_model import find_family_tuning, load_base_model
 from pretune.runs.finetune.config import (
     AdaptationConfig,
     BaseConfig,
@@ -50,6 +48,17 @@ LAST_RATE = 1e-3
 """Learning rate of the topmost block and the head: that of a whole model is too low for a random head."""
 EXTRA_LAYERS = 2
 """New blocks on top of a frozen model."""
+PRESET_SETTINGS: Mapping[str, Mapping[str, object]] = {
+    "last-only": {"tune.trainable_layers": {"kind": "last_only"}},
+    "extra-layers": {
+        "base.extra_layers": EXTRA_LAYERS,
+        "tune.trainable_layers": {"kind": "last_only", "layers": EXTRA_LAYERS},
+    },
+    "ulmfit": ULMFIT,
+    "scalar-mix": {"tune.scalar_mix": {"kind": "mixing"}},
+    "from-scratch": {"base.weights": "random"},
+}
+"""Settings of the presets, besides `freeze-first`: its number of layers depends on the model."""
 LAYER_CHOICES = ("freeze-first", "last-only", "extra-layers", "frozen")
 """Choices of the trained layers, of which a run has one."""
 RATE_FACTORS = {"freeze-first": 2.0, "from-scratch": 3.0}
@@ -74,29 +83,23 @@ def build_finetune_config(
     if options.rates:
         settings["train.lr"] = options.rates[0]
     refuse_conflicts(settings, overrides)
-    length = {path: settings[path] for path in LENGTH_PATHS if path in settings}
-    overrides |= {**dict.fromkeys(LENGTH_PATHS), **overrides, **length} if length else {}
-    if options.rates:
-        overrides["train.lr"] = options.rates[0]
+    lengths = dict.fromkeys(LENGTH_PATHS) if settings.keys() & {*LENGTH_PATHS} else {}
+    overrides = {**lengths, **overrides, **settings}
     if options.teacher is not None:  # before its settings
         overrides = {"tune.distill": {"teacher": os.fspath(options.teacher)}, **overrides}
-    task = {path.removeprefix("task."): value for path, value in settings.items() if path.startswith("task.")}
     tree, sections = (
         read_config(options.config if whole_config is None else whole_config),
         FinetuneConfig.list_sections(),
     )
     if all(isinstance(tree.get(name), Mapping) for name in sections):
-        if options.model is not None:
-            overrides["base.path"] = settings["base.path"]
-        tuning = (whole_config or FinetuneConfig.from_dict(tree)).replace(
-            {**overrides, **{f"task.{name}": value for name, value in task.items()}}
-        )
+        tuning = (whole_config or FinetuneConfig.from_dict(tree)).replace(overrides)
         return tuning if options.method is None else _apply_method(tuning, options.method, overrides, base_spec)
     if tree:
         raise UsageError(f"a config needs the sections {', '.join(sections)}; `--dry-run` shows a whole tree")
     if options.model is None:
         raise UsageError("a run needs a model: a run, or a Hugging Face directory")
-    path = overrides.pop("base.path", settings["base.path"])
+    path = overrides.pop("base.path")
+    task = {path.removeprefix("task."): value for path, value in settings.items() if path.startswith("task.")}
     defaults = FinetuneConfig(
         base=BaseConfig(path=path),
         task=from_dict(TaskConfig, task, location="task"),
@@ -114,14 +117,8 @@ def build_finetune_config(
     return _apply_method(defaults, method, {**find_paper_settings(method, spec, overrides), **overrides}, spec)
 
 
-def find_family_tuning(spec: Model) -> TuningDefaults:
-    """Return the method of a base model's paper and its settings; by default all weights are trained."""
-    family = spec.family
-    return (FAMILIES.get(family).tuning if family in FAMILIES else None) or TuningDefaults(method="full")
-
-
 def _apply_method(
-    tuning: FinetuneConfig, name: str, overrides: Mapping[str, Any], base_spec: Model | None = None
+    tuning: FinetuneConfig, name: str, overrides: Mapping[str, object], base_spec: Model | None = None
 ) -> FinetuneConfig:
     """Return the config with a method by its name, and the learning rate of that method."""
     spec = base_spec or read_base_spec(tuning.base.path)
@@ -135,7 +132,7 @@ def _apply_method(
     return replace(tuning, method=read_registered(METHODS, method, "method")).replace({**defaults, **overrides})
 
 
-def find_paper_settings(name: str, spec: Model, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def find_paper_settings(name: str, spec: Model, overrides: Mapping[str, object]) -> dict[str, object]:
     """Return optimizer, schedule and learning rate of the family's paper, if it has any and all weights are trained.
 
     Not with another optimizer, and without a rate if one is chosen. It is higher for narrow models and random weights,
@@ -170,37 +167,22 @@ def parse_method(name: str, spec: Model) -> tuple[str, dict[str, Any]]:
     settings: dict[str, Any] = {}
     parts = name.split("+")
     for part in parts:
+        settings |= PRESET_SETTINGS.get(part, {})
         if part == "freeze-first":
-            settings["tune.trainable_layers"] = {
-                "kind": "first_frozen",
-                "layers": sum(len(s.layers) for s in spec.stacks) // 2,
-            }
-        elif part == "last-only":
-            settings["tune.trainable_layers"] = {"kind": "last_only"}
-        elif part == "extra-layers":
-            settings |= {
-                "base.extra_layers": EXTRA_LAYERS,
-                "tune.trainable_layers": {"kind": "last_only", "layers": EXTRA_LAYERS},
-            }
-        elif part == "ulmfit":
-            settings |= ULMFIT
-            methods.append("gradual")
-        elif part == "scalar-mix":
-            settings["tune.scalar_mix"] = {"kind": "mixing"}
-        elif part == "from-scratch":
-            settings["base.weights"] = "random"
-        elif part in METHODS:
-            methods.append(part)
-        else:
+            layers = sum(len(stack.layers) for stack in spec.stacks) // 2
+            settings["tune.trainable_layers"] = {"kind": "first_frozen", "layers": layers}
+        elif part == "ulmfit" or part in METHODS:
+            methods.append("gradual" if part == "ulmfit" else part)
+        elif part not in PRESET_SETTINGS:
             names = [*METHODS.list_names(), *METHOD_PRESETS]
             raise UsageError(f"unknown method '{part[:40]}'{suggest(part, names)} (allowed: {', '.join(names)})")
-    layers = [part for part in parts if part in LAYER_CHOICES or (part in ("gradual", "ulmfit") and len(methods) > 1)]
-    if len(layers) > 1:
-        raise UsageError(f"'{name[:60]}': keep one of {' and '.join(layers)}: each chooses the trained layers")
+    choices = [part for part in parts if part in LAYER_CHOICES or (part in ("gradual", "ulmfit") and len(methods) > 1)]
+    if len(choices) > 1:
+        raise UsageError(f"'{name[:60]}': keep one of {' and '.join(choices)}: each chooses the trained layers")
     if "gradual" in methods and len(methods) == 2:
         methods.remove("gradual")
         settings["tune.trainable_layers"] = {"kind": "gradual"}
-    if "scalar-mix" in parts and not methods and not layers:
+    if "scalar-mix" in parts and not methods and not choices:
         methods.append("frozen")
     if (methods or ["full"]) == ["full"]:
         settings |= _choose_rate(parts, spec)
