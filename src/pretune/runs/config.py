@@ -77,7 +77,7 @@ class RunConfig:
             }
         )
 
-    def replace(self, overrides: Mapping[str, Any]) -> Self:
+    def replace(self, overrides: Mapping[str, object]) -> Self:
         """Return the config with the values at some paths replaced, such as `train.lr`, `model.depth`, `method.rank`.
 
         `train.lr` and `train.optimizer.lr` stay equal.
@@ -85,7 +85,7 @@ class RunConfig:
         sections = {name: getattr(self, name) for name in self.list_sections()}
         if any(path.startswith("train.") for path in overrides):
             overrides = {**overrides, **_resolve_rate(overrides, sections["train"])}
-        by_section: dict[str, dict[str, Any]] = {}
+        by_section: dict[str, dict[str, object]] = {}
         for path, value in overrides.items():
             section, _, rest = path.partition(".")
             if section not in sections or not rest:
@@ -217,7 +217,7 @@ class PretrainConfig(RunConfig):
             )
 
 
-def read_config(config: Mapping[str, Any] | RunConfig | str | os.PathLike[str] | None) -> dict[str, Any]:
+def read_config(config: Mapping[str, object] | RunConfig | str | os.PathLike[str] | None) -> dict[str, Any]:
     """Return a tree of settings, whole or partial: of a config, a mapping, a YAML file, or a run.json."""
     if isinstance(config, RunConfig):
         return config.to_dict()
@@ -230,7 +230,7 @@ def read_config(config: Mapping[str, Any] | RunConfig | str | os.PathLike[str] |
     return read_yaml(file)
 
 
-def read_registered(registry: Registry[Any], tree: Mapping[str, Any] | str, location: str) -> Any:
+def read_registered(registry: Registry[Any], tree: Mapping[str, object] | str, location: str) -> Any:
     """Return a spec of a registry from its name or kind, or from its plain form with either as `kind`."""
     values = {"kind": tree} if isinstance(tree, str) else dict(tree)
     name = values.get("kind")
@@ -242,13 +242,13 @@ def read_registered(registry: Registry[Any], tree: Mapping[str, Any] | str, loca
     return specs.from_dict(cls, {**values, "kind": specs.get_kind(cls)}, location)
 
 
-def read_objective(tree: Mapping[str, Any] | str) -> Objective:
+def read_objective(tree: Mapping[str, object] | str) -> Objective:
     """Return an objective from its name, or from its plain form with the name as `kind`."""
     objective: Objective = read_registered(OBJECTIVES, tree, "objective")
     return objective
 
 
-def _resolve_rate(overrides: Mapping[str, Any], train: TrainConfig) -> dict[str, Any]:
+def _resolve_rate(overrides: Mapping[str, object], train: TrainConfig) -> dict[str, object]:
     """Return the learning rate under both names: as set, else the default of a new optimizer, else that of `train`."""
     rates = find_rates(overrides)
     if len({str(rate) for rate in rates}) > 1:
@@ -265,21 +265,21 @@ def _resolve_rate(overrides: Mapping[str, Any], train: TrainConfig) -> dict[str,
     return {"train.lr": rate, "train.optimizer.lr": rate}
 
 
-def find_rates(overrides: Mapping[str, Any]) -> list[Any]:
+def find_rates(overrides: Mapping[str, object]) -> list[object]:
     """Return every learning rate in overrides: under either name, or inside an optimizer."""
     rates = [overrides[path] for path in ("train.lr", "train.optimizer.lr") if path in overrides]
     optimizer = read_optimizer(overrides)
     return [*rates, optimizer["lr"]] if "lr" in optimizer else rates
 
 
-def read_optimizer(overrides: Mapping[str, Any]) -> Mapping[str, Any]:
+def read_optimizer(overrides: Mapping[str, object]) -> Mapping[str, object]:
     """Return the optimizer in overrides, as plain data; empty where there is none."""
     value = overrides.get("train.optimizer")
     value = parse_value(Optim, value, "train.optimizer") if isinstance(value, str) else to_plain(value)
     return value if isinstance(value, Mapping) else {}
 
 
-def refuse_conflicts(options: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+def refuse_conflicts(options: Mapping[str, object], overrides: Mapping[str, object]) -> None:
     """Refuse a path that has different values in `options` and `overrides`; options that are None were not set."""
     for path, value in options.items():
         if value is not None and path in overrides and str(overrides[path]) != str(value):

@@ -65,7 +65,7 @@ def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig
     place. `overrides` go before it, and the other options before both. With a `teacher`, the objective becomes a
     distillation. Invalid or contradictory values are a UsageError.
     """
-    overrides: dict[str, Any] = {"train.patience": STOP_EARLY_PATIENCE} if options.stop_early else {}
+    overrides: dict[str, object] = {"train.patience": STOP_EARLY_PATIENCE} if options.stop_early else {}
     overrides |= options.overrides or {}
     settings = options.list_settings()
     lengths = [path for path in LENGTH_PATHS if path in settings]
@@ -93,7 +93,7 @@ def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig
 
 
 def _override_config(
-    config: PretrainConfig, settings: Mapping[str, Any], overrides: Mapping[str, Any]
+    config: PretrainConfig, settings: Mapping[str, Any], overrides: Mapping[str, object]
 ) -> PretrainConfig:
     """Return a whole config with overrides; its model stays, except for the heads of another objective."""
     if "model.name" in settings:
@@ -105,7 +105,7 @@ def _override_config(
         config = replace(config, objective=objective, model=replace_heads(config.model, objective))
     if "objective.teacher" in settings:
         config = replace(config, objective=Distill.from_base(config.objective, settings["objective.teacher"]))
-    length: dict[str, Any] = {path: settings[path] for path in LENGTH_PATHS if path in settings}
+    length: dict[str, object] = {path: settings[path] for path in LENGTH_PATHS if path in settings}
     if length or overrides.keys() & {*LENGTH_PATHS}:
         length = {**dict.fromkeys(LENGTH_PATHS), **length}
     files = {path: settings[path] for path in ("data.path", "train.init_from") if path in settings}
@@ -115,7 +115,7 @@ def _override_config(
     return fit_schedule(config, PreparedData.open(config.data.path).tokens, overrides) if length else config
 
 
-def _flatten_tree(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_tree(tree: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield the paths and values of a partial tree."""
     shorthands = {"model": "model.name", "objective": "objective.kind", "data": "data.path"}
     for section, values in tree.items():
@@ -132,7 +132,7 @@ def _flatten_tree(tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             raise UsageError(f"unknown section '{section}'{suggest(section, SECTIONS)} ({allowed_sections})")
 
 
-def _flatten_section(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_section(path: str, values: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Yield paths and values; a part that names its kind is one value, because each kind has its own fields."""
     for name, value in values.items():
         if isinstance(value, Mapping) and "kind" not in value:
@@ -142,7 +142,7 @@ def _flatten_section(path: str, values: Mapping[str, Any]) -> Iterator[tuple[str
 
 
 def build_paper_config(
-    settings: Mapping[str, Any], data: DataFacts, tokenizer: Tokenizer, device: str, overrides: Mapping[str, Any]
+    settings: Mapping[str, Any], data: DataFacts, tokenizer: Tokenizer, device: str, overrides: Mapping[str, object]
 ) -> PretrainConfig:
     """Return the paper's config for the settings of the options and the data.
 
@@ -152,7 +152,7 @@ def build_paper_config(
     name, init_from = settings.get("model.name", ""), settings.get("train.init_from")
     init_from = None if init_from is None else os.fspath(init_from)
     length = {path.removeprefix("train."): settings[path] for path in LENGTH_PATHS if path in settings}
-    by_section: dict[str, dict[str, Any]] = {"model": {}, "objective": {}}
+    by_section: dict[str, dict[str, object]] = {"model": {}, "objective": {}}
     rest_overrides = {}
     for path, value in overrides.items():
         section, _, rest = path.partition(".")
@@ -189,7 +189,7 @@ def build_paper_config(
     return config
 
 
-def _refuse_unused(config: PretrainConfig, overrides: Mapping[str, Any]) -> None:
+def _refuse_unused(config: PretrainConfig, overrides: Mapping[str, object]) -> None:
     """Raise a UsageError that names the first override that the config does not have.
 
     Values that follow from the rest of a run (special tokens, heads that the objective does not train) cannot be set.
@@ -244,7 +244,7 @@ def fit_schedule(config: PretrainConfig, tokens: int, fixed_paths: Collection[st
         return config
     steps, schedule = estimate_steps(config.train, tokens), config.train.schedule
     tree = to_dict(schedule)
-    values: dict[str, Any] = {}
+    values: dict[str, float] = {}
     if steps is not None:
         values = {name: steps // 10 for name in ("warmup", "hold") if tree.get(name, 0) > max(steps // 10, 0.999)}
     elif isinstance(schedule, Constant | InverseSquareRoot):
@@ -275,7 +275,7 @@ def explain_rate(config: PretrainConfig) -> str:
     return f"learning rate {train.lr:g} ({kind}): from the settings"
 
 
-def _build_model_spec(name: str, tokenizer: Tokenizer, init_from: str | None, overrides: Mapping[str, Any]) -> Model:
+def _build_model_spec(name: str, tokenizer: Tokenizer, init_from: str | None, overrides: Mapping[str, object]) -> Model:
     if init_from is None:
         new_model = catalog.resolve(name, {"vocab": tokenizer.vocab, **overrides})
         if new_model.characters is not None:
@@ -332,8 +332,7 @@ def replace_heads(model: Model, objective: Objective) -> Model:
 
 def _build_head(model: Model) -> Head:
     """Return BERT's language-modelling head, for a model without one."""
-    block = model.first_block
-    return Head(bias="learned", transform=Transform(activation="gelu", norm=block.norms.post))
+    return Head(bias="learned", transform=Transform(activation="gelu", norm=model.first_block.norms.post))
 
 
 def _check_vocabulary(model: Model, tokenizer: Tokenizer, start: str | Path) -> None:
@@ -399,7 +398,7 @@ def compute_paper_rate(paper: PaperDefaults, width: int) -> float:
 
 
 def _build_train_config(
-    paper: PaperDefaults, model: Model, device: str, length: Mapping[str, Any]
+    paper: PaperDefaults, model: Model, device: str, length: Mapping[str, object]
 ) -> PretrainTrainConfig:
     lr = compute_paper_rate(paper, model.width)
     max_tokens = MAX_CPU_BATCH_TOKENS if device == "cpu" else MAX_CUDA_BATCH_TOKENS

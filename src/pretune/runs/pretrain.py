@@ -9,9 +9,9 @@ interrupted run continues with `resume=True` and gives the same result.
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pretune.core import config as specs
 from pretune.core import log
@@ -123,7 +123,8 @@ def load_resumed_config(run_dir: RunDir, options: PretrainOptions) -> PretrainCo
     stored_config = PretrainConfig.from_dict(located_settings.tree, source=source).move_paths(located_settings)
     environment = specs.check_record(ResumeFile, located_settings.tree, CheckpointError, source).get("environment", {})
     is_whole = options.model is not None or options.config is not None
-    if is_whole and options.config is None and not _has_length(options):
+    has_length = not {*LENGTH_PATHS}.isdisjoint([*options.list_settings(), *(options.overrides or {})])
+    if is_whole and options.config is None and not has_length:
         options = replace(options, **{name: getattr(stored_config.train, name) for name in LENGTHS})
     resumed_config = build_pretrain_config(options, None if is_whole else stored_config)
     resumed_config = resumed_config.move_paths(located_settings)
@@ -134,18 +135,12 @@ def load_resumed_config(run_dir: RunDir, options: PretrainOptions) -> PretrainCo
     return resumed_config
 
 
-def _has_length(options: PretrainOptions) -> bool:
-    return bool({*LENGTH_PATHS} & {*options.list_settings(), *(options.overrides or {})})
-
-
-def _check_data(path: str, fingerprints: dict[str, Any]) -> None:
+def _check_data(path: str, fingerprints: Mapping[str, object]) -> None:
     data = PreparedData.open(path)
-    current = {"tokenizer": Tokenizer.load(data.tokenizer).sha256, "data": data.fingerprint}
-    nouns = {"tokenizer": "the tokenizer", "data": "the data"}
-    for name, value in current.items():
+    for name, value in (("tokenizer", Tokenizer.load(data.tokenizer).sha256), ("data", data.fingerprint)):
         if fingerprints.get(name, value) != value:
             raise CheckpointError(
-                f"{path}: {nouns[name]} changed since the run started; prepare it again as it was, or start a new run"
+                f"{path}: the {name} changed since the run started; prepare it again as it was, or start a new run"
             )
 
 

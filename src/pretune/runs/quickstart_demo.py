@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from pretune.core.run_dir import RunDir
 from pretune.inference.index import build
@@ -23,7 +22,7 @@ def build_demo(
     """Write an index of reviews by the encoder, and a small decoder that is trained on the reviews."""
     build(encoder, [review.text for review in reviews[:MAX_TEXTS]], out=run_dir / INDEX, device=device)
     family = next(name for name in FAMILIES if FAMILIES.get(name).shape == "decoder")  # the simplest
-    changes: dict[str, Any] = {"data.max_length": length, "data.length_schedule": None}
+    changes: dict[str, object] = {"data.max_length": length, "data.length_schedule": None}
     changes |= {"model.width": 128, "model.depth": 2, "model.heads": 2}
     changes |= {"train.batch_tokens": 512, "train.lr": 3e-3, "train.compile": False}
     seconds, epochs = (BUDGET_SHARE * budget, None) if device == "cpu" else (None, 10.0)

@@ -40,7 +40,7 @@ def load_study(name: str) -> Study:
     return read_study(read_yaml(path), path.stem.lower().replace("_", "-").replace(" ", "-"), str(path))
 
 
-def read_study(tree: Mapping[str, Any], name: str, source: str = "") -> Study:
+def read_study(tree: Mapping[str, object], name: str, source: str = "") -> Study:
     """Return the study of a plain tree; `source` names it in errors."""
     place = source or f"study '{name}'"
     values: Tree = {"name": name, **tree}
@@ -49,7 +49,7 @@ def read_study(tree: Mapping[str, Any], name: str, source: str = "") -> Study:
     return from_dict(Study, _read_parts(values, _STUDY_READERS, f"{place}: "), place)
 
 
-def _read_parts(values: Mapping[str, Any], readers: Mapping[str, Reader], place: str) -> Tree:
+def _read_parts(values: Mapping[str, object], readers: Mapping[str, Reader], place: str) -> Tree:
     return {key: readers[key](value, f"{place}{key}") if key in readers else value for key, value in values.items()}
 
 

@@ -170,7 +170,7 @@ def read_settings(tree: object, location: str) -> Settings:
         raise UsageError(
             f"{location}: expected settings such as 'pretrain.objective: masked', got {format_value(tree)}"
         )
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for path, value in _iterate_leaves("", tree):
         check_path(path, location)
         if path in values:

@@ -13,7 +13,6 @@ import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from pretune.core import io, log
 from pretune.core.hub import resolve_path
@@ -101,7 +100,7 @@ def _get_base(tuning: FinetuneConfig, folder: Path) -> str:
 
 def _build_options(tuning: FinetuneConfig, folder: Path) -> PretrainOptions:
     """Return the options of the pre-training run."""
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "train.schedule": {"kind": "slanted"},
         "train.layer_decay": LAYER_DECAY,
         "train.seed": tuning.train.seed,
