@@ -55,10 +55,7 @@ def estimate_pretrain(settings: PretrainConfig, device: str = "cpu") -> dict[str
         "steps": steps,
         "tokens": tokens,
         "flops": flops,
-        "devices": {
-            name: estimate_cost(entry, per_token, flops, settings.train.budget)
-            for name, entry in {THIS_MACHINE: detect_device(device), **DEVICES}.items()
-        },
+        "devices": estimate_costs(device, per_token, flops, settings.train.budget),
     }
 
 
@@ -96,17 +93,22 @@ def measure_flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
     return max(rates)
 
 
-def estimate_cost(device: Device, per_token: float, flops: float | None, budget: float | None) -> dict[str, float]:
-    """Return the cost of `flops` on a device, or the tokens it trains in `budget` seconds."""
-    seconds = budget or 0.0 if flops is None else flops / device.rate
-    kwh = seconds * device.watts / 3.6e6
-    return {
-        "seconds": seconds,
-        "tokens": seconds * device.rate / per_token,
-        "kwh": kwh,
-        "co2e_kg": kwh * CO2_KG_PER_KWH,
-        "dollars": seconds / 3600 * device.dollars_per_hour,
-    }
+def estimate_costs(
+    device: str, per_token: float, flops: float | None, budget: float | None = None
+) -> dict[str, dict[str, float]]:
+    """Return the cost of `flops` on this machine and on known devices, or the tokens of `budget` seconds there."""
+    costs: dict[str, dict[str, float]] = {}
+    for name, entry in {THIS_MACHINE: detect_device(device), **DEVICES}.items():
+        seconds = budget or 0.0 if flops is None else flops / entry.rate
+        kwh = seconds * entry.watts / 3.6e6
+        costs[name] = {
+            "seconds": seconds,
+            "tokens": seconds * entry.rate / per_token,
+            "kwh": kwh,
+            "co2e_kg": kwh * CO2_KG_PER_KWH,
+            "dollars": seconds / 3600 * entry.dollars_per_hour,
+        }
+    return costs
 
 
 def estimate_steps_on_cores(settings: PretrainConfig, tokenizer: Tokenizer, cores: int) -> float:

@@ -10,8 +10,7 @@ from pretune.adaptation.adapted import FlopsCounter
 from pretune.adaptation.distillation import TaskTeacher
 from pretune.adaptation.quantized import count_parameters
 from pretune.core import config
-from pretune.models.devices import DEVICES
-from pretune.runs.estimate import THIS_MACHINE, detect_device, estimate_cost
+from pretune.runs.estimate import estimate_costs
 from pretune.runs.finetune.adapted_model import (
     AdaptedModel,
     TaskEncoders,
@@ -91,10 +90,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
         "language_model": language_model,
         "flops": flops,  # of language model and trials
         "encoding_seconds": round((time.perf_counter() - start) * len(train) / len(subset), 1),
-        "devices": {
-            name: estimate_cost(entry, per_token, flops, None)
-            for name, entry in {THIS_MACHINE: detect_device(device), **DEVICES}.items()
-        },
+        "devices": estimate_costs(device, per_token, flops),
     }
 
 
