@@ -129,9 +129,9 @@ def test_the_time_left_counts_evaluation_and_baselines(base: Path, table: Path, 
         patch.setattr("pretune.runs.finetune.trial.TrialOutlook", Watched)
         pt.finetune(base, train=table, out=tmp_path / "run", steps=4, seeds=2, baselines="majority,svm")
     first, second = found
-    assert (first.remaining_work.trials, second.remaining_work.trials) == (1, 0) and first.remaining_work.baselines > 0
+    assert (first.remaining_trials, second.remaining_trials) == (1, 0) and first.baseline_seconds > 0
     assert first.final_examples == 20 and first.predictions >= first.final_examples and first.get_elapsed() > 0
     assert (
-        first.estimate_remaining(1.0, 4) > first.remaining_work.baselines + 4.0
+        first.estimate_remaining(1.0, 4) > first.baseline_seconds + 4.0
     )  # the second trial's four steps of a second, too
-    assert second.estimate_remaining(1.0, 0) > second.estimate_remaining(1.0, 4) > second.remaining_work.baselines
+    assert second.estimate_remaining(1.0, 0) > second.estimate_remaining(1.0, 4) > second.baseline_seconds

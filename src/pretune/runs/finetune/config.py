@@ -197,11 +197,8 @@ class SweepPlan:
     vectors: PathText | None = None  # word vectors for the baseline `vectors`
 
     def __post_init__(self) -> None:
-        for name, values in (
-            ("learning rates", self.rates),
-            ("seeds", self.seeds),
-            ("numbers of training examples", self.train_examples),
-        ):
+        nouns = {"learning rates": self.rates, "seeds": self.seeds, "numbers of training examples": self.train_examples}
+        for name, values in nouns.items():
             if not values or len(set(values)) < len(values):
                 raise UsageError(f"{name} {', '.join(map(str, values))}: need at least one, without duplicates")
 
@@ -233,13 +230,10 @@ class SweepPlan:
 
     def list_remaining_trials(self, tuning: FinetuneConfig, rate: float) -> Iterator[FinetuneConfig]:
         """Yield all other trials, with the selected rate."""
-        counts = [
-            self.max_train_examples,
-            *(count for count in self.train_examples if count != self.max_train_examples),
-        ]
-        for count in counts:
+        largest = self.max_train_examples
+        for count in sorted(self.train_examples, key=lambda count: count != largest):
             for seed in self.seeds:
-                if count != self.max_train_examples or seed != self.seeds[0]:
+                if (count, seed) != (largest, self.seeds[0]):
                     yield tuning.replace({"train.lr": rate, "train.seed": seed, "task.train_examples": count})
 
 
@@ -260,21 +254,13 @@ BASELINE_SECONDS = {"majority": 0.0, "svm": 0.01, "vectors": 0.04, "logistic": 0
 """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemainingWork:
-    """Work of a run after a trial: further trials like it, and seconds of baselines."""
-
-    trials: int = 0
-    baselines: float = 0.0
-
-
 @dataclass(slots=True, kw_only=True)
 class TrialOutlook:
     """Time of a trial besides its `steps`: `eval_examples` predictions every `eval_every` steps, `final_examples` at
     the end.
 
     >>> outlook = TrialOutlook(steps=100, eval_every=50, eval_examples=10, final_examples=30, batch=1,
-    ...                        remaining_work=RemainingWork(baselines=5.0))
+    ...                        baseline_seconds=5.0)
     >>> outlook.add_predictions(20, 10.0)  # seconds of predictions: 0.5 each
     >>> outlook.get_elapsed(), outlook.estimate_remaining(1.0, 60)  # (10 + 30) x 0.5 and 5
     (10.0, 25.0)
@@ -285,7 +271,8 @@ class TrialOutlook:
     eval_examples: int
     final_examples: int
     batch: int
-    remaining_work: RemainingWork = RemainingWork()
+    remaining_trials: int = 0  # of the run after this one, like it
+    baseline_seconds: float = 0.0  # of the run
     predictions: int = 0
     seconds: float = 0.0
 
@@ -303,11 +290,8 @@ class TrialOutlook:
             self.seconds / self.predictions if self.predictions else step_seconds / self.batch * FORWARD_SHARE
         )
         trial = self.steps * step_seconds + self._count_predictions(0) * prediction_seconds
-        return (
-            self._count_predictions(step) * prediction_seconds
-            + self.remaining_work.trials * trial
-            + self.remaining_work.baselines
-        )
+        rest = self._count_predictions(step) * prediction_seconds
+        return rest + self.remaining_trials * trial + self.baseline_seconds
 
     def _count_predictions(self, step: int) -> int:
         """Return the number of predictions after a step."""

@@ -16,7 +16,7 @@ from pretune.core.log import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
-from pretune.runs.finetune.config import FinetuneConfig, RemainingWork, SweepPlan, estimate_baseline_seconds
+from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, TrialOutlook, estimate_baseline_seconds
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
 from pretune.runs.finetune.features import predict_with_probe
 from pretune.runs.finetune.finetuned_run import FinetunedRun
@@ -144,7 +144,7 @@ class FinetuneSweep:
         if not (self.plan.is_single or is_baseline):
             log.info(f"{trial_dir.name}:")
         trial = FinetuneTrial(tuning, context)
-        trial.outlook.remaining_work = self._estimate_remaining_work(is_last=is_baseline)
+        self._plan_remaining_work(trial.outlook, is_last=is_baseline)
         result = trial.fit(trial_dir, self.shutdown, resume=self.resume, lock=self.lock)
         if self.ranks.is_first:
             if not is_baseline and self._is_best(tuning, result):
@@ -160,14 +160,13 @@ class FinetuneSweep:
         is_largest = tuning.task.train_examples == self.plan.max_train_examples
         return is_largest and get_dev_score(result) > max(others, default=-1e9)
 
-    def _estimate_remaining_work(self, *, is_last: bool) -> RemainingWork:
-        """Return the work after the next trial: other trials, including random weights, and baselines."""
+    def _plan_remaining_work(self, outlook: TrialOutlook, *, is_last: bool) -> None:
+        """Add the work after the next trial: other trials, including random weights, and baselines."""
         train = self.task_data.select_train(self.plan.max_train_examples, self.tuning.task.split_seed)
         names = [name for name in self.plan.baselines if name != RANDOM]
         trials = 0 if is_last else self.plan.trial_count - len(self.trials) - 1 + (RANDOM in self.plan.baselines)
-        return RemainingWork(
-            trials=max(trials, 0), baselines=estimate_baseline_seconds(names, train, self.task_data.eval_examples)
-        )
+        outlook.remaining_trials = max(trials, 0)
+        outlook.baseline_seconds = estimate_baseline_seconds(names, train, self.task_data.eval_examples)
 
     def _run_probe(self, train: Sequence[Example]) -> BaselineResult | None:
         task, start = self.task_data.task, time.perf_counter()

@@ -118,10 +118,8 @@ class FinetuneTrial:
     def _select_eval_examples(self) -> list[Example]:
         """Return the dev examples on which the best weights are selected."""
         task_data, tuning = self.context.task_data, self.tuning
-        dev, default_limit = task_data.parts.dev, EVAL_EXAMPLES
-        if self.encoders.is_generative:
-            default_limit = GENERATION_EVAL_EXAMPLES
-        limit = tuning.train.eval_examples or default_limit
+        dev, is_slow = task_data.parts.dev, self.encoders.is_generative
+        limit = tuning.train.eval_examples or (GENERATION_EVAL_EXAMPLES if is_slow else EVAL_EXAMPLES)
         if len(dev) <= limit:
             return dev
         return sample_subset(dev, limit, tuning.task.split_seed, task_data.find_groups(dev))
