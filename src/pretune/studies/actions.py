@@ -3,10 +3,10 @@
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pretune.core import io
 from pretune.core.api import Options
@@ -34,6 +34,7 @@ from pretune.training.distributed import resolve_device
 from pretune.training.records import CostFile
 
 O = TypeVar("O", bound=Options)
+R = TypeVar("R", PretrainOptions, FinetuneOptions)
 VECTORS_FILE = "vectors.txt"
 SIMPLEST_BASELINE, BASELINE_PREFIX = "majority", "baseline."
 """Baseline whose scores stand beside those of a fine-tuning, as amounts: the majority class, or what stands for it."""
@@ -48,7 +49,7 @@ class Outcome:
     cost: Numbers | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class StepRunner:
     """Runs single steps of a plan in its directory."""
 
@@ -107,7 +108,7 @@ class StepRunner:
 
     def _locate(self, options: O) -> O:
         """Return options with the paths of files and of the outputs of steps; a missing file is a DataError."""
-        paths: dict[str, Any] = {}
+        paths: dict[str, str | list[str]] = {}
         for option, names in list_inputs(options).items():
             if ACTIONS[type(options)].inputs[option] != "task":
                 paths_of_files = [self._locate_file(name) for name in names]
@@ -128,11 +129,15 @@ class StepRunner:
         file = folder / VECTORS_FILE
         return file if file.is_file() else folder
 
-    def _find_rate_factor(self, step: Step) -> float | None:
-        """Return the factor of the learning rate: of a try its own, else that of the try which was chosen."""
-        if not step.choices:
-            return step.rate_factor
-        return self.plan.steps[self.records[step.choices[0]]["selected_key"]].rate_factor
+    def _prepare(self, options: R, step: Step, find_rate: Callable[[R], float]) -> R:
+        """Return located options; with tried learning rates, with that of the try, or of the try that was chosen."""
+        options, factor = self._locate(options), step.rate_factor
+        if step.choices:
+            factor = self.plan.steps[self.records[step.choices[0]]["selected_key"]].rate_factor
+        if factor is None:
+            return options
+        rate = float(f"{find_rate(options) * factor:g}")
+        return replace(options, overrides={**(options.overrides or {}), "train.lr": rate})
 
     def _choose(self, step: Step, options: ChoiceOptions) -> StepRecord:
         """Return the record of the step that is best by a score on validation data."""
@@ -157,10 +162,8 @@ class StepRunner:
         if resume:
             options = PretrainOptions(resume=True)
         else:
-            options, factor = self._locate(options), self._find_rate_factor(step)
-            if factor is not None:
-                rate = build_pretrain_config(replace(options, device=self.device)).train.lr
-                options = replace(options, overrides=scale_rate(options.overrides, rate, factor))
+            options = replace(options, device=self.device)
+            options = self._prepare(options, step, lambda located: build_pretrain_config(located).train.lr)
         summary = run_pretrain(replace(options, out=folder, device=self.device)).summary
         amounts = {name: summary[name] for name in ("parameters", "steps", "tokens")}
         return Outcome(scores=summary["held_out"] or {}, amounts=amounts, cost=summary["cost"])
@@ -170,10 +173,7 @@ class StepRunner:
         if resume:
             options = FinetuneOptions(resume=True)
         else:
-            options, factor = self._locate(options), self._find_rate_factor(step)
-            if factor is not None:
-                rate = build_finetune_config(options).train.lr
-                options = replace(options, overrides=scale_rate(options.overrides, rate, factor))
+            options = self._prepare(options, step, lambda located: build_finetune_config(located).train.lr)
             options = replace(options, baselines="none", data=self.data)
         scores = run_finetune(replace(options, out=folder, device=self.device)).scores
         result, facts = scores["result"], scores["model"]
@@ -204,11 +204,6 @@ class StepRunner:
         if not rows:
             return {}, [reasons[name]] if name in reasons else [*dict.fromkeys(reasons.values())]
         return compute_scores(task, task.eval_examples, rows[0].predictions), []
-
-
-def scale_rate(overrides: Mapping[str, object] | None, rate: float, factor: float) -> dict[str, object]:
-    """Return overrides with a multiple of the default learning rate."""
-    return {**(overrides or {}), "train.lr": float(f"{rate * factor:g}")}
 
 
 def read_cost(folder: Path) -> CostFile:

@@ -56,11 +56,6 @@ class StepFailure:
         """Last line of the error."""
         return (self.error.message.strip().splitlines() or [""])[-1]
 
-    @property
-    def exit_code(self) -> int:
-        """Exit code of the error."""
-        return 1 if self.error.kind is None else self.error.kind.exit_code
-
 
 @dataclass(slots=True)
 class Execution:
@@ -122,7 +117,7 @@ class Execution:
         return self.records[key].get("selected_key", key) if key in self.records else key
 
     def _run_here(self, pending: list[str]) -> None:
-        runner = self.make_runner()
+        runner = StepRunner(self.plan, self.study_dir, self.records, self.device, self.data)
         for place, key in enumerate(pending, 1):
             step = self.plan.steps[key]
             if self.is_blocked(step):
@@ -135,12 +130,6 @@ class Execution:
                 raise
             except Exception as error:
                 self.fail(step, RemoteError.from_exception(error, memory_message=MEMORY_MESSAGE))
-
-    def make_runner(self) -> StepRunner:
-        """Return a runner that sees the records of this execution."""
-        return StepRunner(
-            plan=self.plan, study_dir=self.study_dir, records=self.records, device=self.device, data=self.data
-        )
 
     def is_blocked(self, step: Step) -> bool:
         """Return whether a step needs one that failed; it then fails with the same error."""
@@ -307,7 +296,7 @@ def run_worker(
     torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # processes of a worker that compile
     records: dict[str, StepRecord] = {}
-    runner = StepRunner(plan=plan, study_dir=StudyDir(path), records=records, device=device, data=data)
+    runner = StepRunner(plan, StudyDir(path), records, device, data)
     with reuse_tasks():
         for key, parent_records in _receive_keys(connection):
             records.update(parent_records)

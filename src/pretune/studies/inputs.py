@@ -50,20 +50,20 @@ class StudyInputs:
     def __init__(self, data: str | None) -> None:
         self.data = data
         self.missing: dict[str, None] = {}
-        self._files: dict[str, InputFile] = {}
-        self._problems: dict[str, str | None] = {}
+        self._files: dict[str, tuple[InputFile, str | None]] = {}
 
     def identify(self, name: str, noun: str) -> list[InputFile]:
         """Return an input with its size and digest; of a model, whose card may change, only the digest."""
         if noun == "task":
             return [file for task in name.split(",") if task not in FILE_TASKS for file in self._identify_task(task)]
         if name not in self._files:
-            _, size, self._problems[name] = inspect_input(name, self.data)
+            _, size, problem = inspect_input(name, self.data)
             size = 0 if noun == "model" else size
-            self._files[name] = InputFile(name=name, size=size, digest=identify_input(name, self.data))
-        if (problem := self._problems[name]) is not None:
+            self._files[name] = InputFile(name=name, size=size, digest=identify_input(name, self.data)), problem
+        file, problem = self._files[name]
+        if problem is not None:
             self.missing[f"{noun} {problem}"] = None
-        return [self._files[name]]
+        return [file]
 
     def _identify_task(self, name: str) -> list[InputFile]:
         task = TASKS.get(name)

@@ -286,8 +286,7 @@ def decide(better: Mapping[int, float], worse: Mapping[int, float], *, lower: bo
     'holds'
     """
     sign = -1.0 if lower else 1.0
-    seeds = sorted(better.keys() & worse.keys())
-    differences = [sign * (better[seed] - worse[seed]) - margin for seed in seeds]
+    differences = [sign * difference - margin for difference in subtract_paired(better, worse)]
     count = len(differences)
     if not differences or not all(map(math.isfinite, differences)):
         return Verdict(outcome="undecided", difference=None, error=None, seeds=count, reason="no finite paired values")
@@ -298,7 +297,8 @@ def decide(better: Mapping[int, float], worse: Mapping[int, float], *, lower: bo
             outcome="undecided", difference=difference, error=error, seeds=count, reason=f"fewer than {MIN_SEEDS} seeds"
         )
     assert error is not None
-    rounding = ROUNDING * max(abs(value) for seed in seeds for value in (better[seed], worse[seed], margin))
+    paired_values = [values[seed] for values in (better, worse) for seed in better.keys() & worse.keys()]
+    rounding = ROUNDING * max(map(abs, [*paired_values, margin]))
     if abs(mean) <= max(FACTOR * error, rounding):
         reason, outcome = f"within {FACTOR:g} standard errors", "undecided"
     else:
@@ -313,9 +313,13 @@ def is_better(values: Mapping[int, float], baseline: Mapping[int, float], *, low
     False
     """
     sign = -1.0 if lower else 1.0
-    seeds = sorted(values.keys() & baseline.keys())
-    mean, error = compute_standard_error([sign * (values[seed] - baseline[seed]) for seed in seeds])
+    mean, error = compute_standard_error([sign * difference for difference in subtract_paired(values, baseline)])
     return mean > FACTOR * (error or 0.0)
+
+
+def subtract_paired(values: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
+    """Return the differences of the seeds that both have."""
+    return [values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())]
 
 
 def compute_standard_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -329,15 +333,16 @@ def compute_standard_error(values: Sequence[float]) -> tuple[float, float | None
 
 def compare_paired(values: Mapping[int, float], reference: Mapping[int, float]) -> PairedTest | None:
     """Return the paired difference to a reference over common seeds; None without any."""
-    seeds = sorted(values.keys() & reference.keys())
-    differences = [values[seed] - reference[seed] for seed in seeds]
+    differences = subtract_paired(values, reference)
     if not differences or not all(map(math.isfinite, differences)):
         return None
     mean, error = compute_standard_error(differences)
     if error is None:
         return PairedTest(difference=mean, low=None, high=None, p=None)
     interval = compute_interval(differences)
-    return PairedTest(difference=mean, low=interval.low, high=interval.high, p=_compute_p(mean, error, len(seeds) - 1))
+    return PairedTest(
+        difference=mean, low=interval.low, high=interval.high, p=_compute_p(mean, error, len(differences) - 1)
+    )
 
 
 def _compute_p(mean: float, error: float, degrees: int) -> float:
