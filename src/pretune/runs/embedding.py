@@ -32,6 +32,7 @@ from pretune.runs.task_options import EmbeddingOptions
 from pretune.runs.verify import check_model
 from pretune.tasks import TASKS
 from pretune.tasks.types.embedding import PairDataset, build_text_stream, read_dataset, select_loss
+from pretune.text.tokenizer import Tokenizer
 from pretune.training.clock import TrainingClock
 from pretune.training.config import LinearSchedule, TrainConfig
 from pretune.training.cost import build_flops_counter
@@ -80,7 +81,7 @@ class TrainedEmbeddings(PathResult):
     """Path and scores of the trained model; accepted wherever its path is."""
 
     path: Path
-    scores: dict[str, Any]
+    scores: EmbeddingScoresFile
 
     def to_dict(self) -> dict[str, Any]:
         """Return the path and the scores as plain data."""
@@ -134,7 +135,7 @@ def run_embedding(options: EmbeddingOptions) -> TrainedEmbeddings:
             check_model(run_dir)
             log.info(f"{run_dir.path}: finished; nothing to resume")
             return TrainedEmbeddings(
-                run_dir.path, {**config.read_record(EmbeddingScoresFile, run_dir.scores, CheckpointError)}
+                run_dir.path, config.read_record(EmbeddingScoresFile, run_dir.scores, CheckpointError)
             )
         resume = resume and run_dir.can_resume(can_start=True)
         if not resume:
@@ -177,8 +178,7 @@ class EmbeddingRun:
         check_weights(body, model)
         longest = body.spec.max_length
         length = min((limit for limit in (settings.length, longest) if limit is not None), default=None)
-        options = {"pooling": settings.pooling, "normalise": settings.normalise, "length": length}
-        self.encoder = build_encoder(body, **options)
+        self.encoder = build_encoder(body, pooling=settings.pooling, normalise=settings.normalise, length=length)
         self.loss: ContrastiveLoss = select_loss(dataset, settings.loss)
         self.model = ContrastiveModel(self.encoder, self.loss, columns=dataset.columns, seed=settings.seed)
         ready = Embedder(self.encoder)
@@ -267,15 +267,13 @@ class EmbeddingRun:
 
     def _finish(self, summary: RunSummaryRecord, initial_scores: dict[str, float]) -> TrainedEmbeddings:
         """Save the model with sentence-transformers files, the scores, and last the cost."""
-        final_scores = self._evaluate()
-        scores = {"before": initial_scores, "after": final_scores, "steps": summary["steps"], "loss": summary["loss"]}
+        steps, loss = summary["steps"], summary["loss"]
+        scores = EmbeddingScoresFile(before=initial_scores, after=self._evaluate(), steps=steps, loss=loss)
         if not self.ranks.is_first:
             return TrainedEmbeddings(self.run_dir.path, scores)
         body = self.encoder.model.eval()
-        body.assets.files = {
-            **body.assets.files,
-            **_add_max_length(self.encoder.config.length, self.tokenizer.build_files()),
-        }
+        if self.encoder.config.length is not None:
+            body.assets.files = body.assets.files | _add_max_length(self.encoder.config.length, self.tokenizer)
         body.assets.modules = sentence_modules.write_modules(self.encoder)
         checkpoint.save(body, self.run_dir.path, overwrite=True)
         io.write_json(self.run_dir.scores, scores)
@@ -293,15 +291,11 @@ def _read_dev(dev: str | os.PathLike[str], data: str | os.PathLike[str] | None, 
     return dataset
 
 
-def _add_max_length(length: int | None, files: dict[str, bytes]) -> dict[str, bytes]:
+def _add_max_length(length: int, tokenizer: Tokenizer) -> dict[str, bytes]:
     """Return the tokenizer config with the maximum length, where sentence-transformers expects it."""
     name = "tokenizer_config.json"
-    if length is None:
-        return {}
-    return {
-        name: json.dumps({**json.loads(files[name]), "model_max_length": length}, indent=2, allow_nan=False).encode()
-        + b"\n"
-    }
+    tree = {**json.loads(tokenizer.build_files()[name]), "model_max_length": length}
+    return {name: f"{json.dumps(tree, indent=2, allow_nan=False)}\n".encode()}
 
 
 def hash_specs(*specs: object) -> str:
