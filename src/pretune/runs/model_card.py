@@ -142,10 +142,10 @@ def draw_plots(run_dir: Path, scores: Facts) -> None:
         _save_figure(run_dir / "forgetting", _plot_forgetting(scores["forgetting"]))
 
 
-def _build_figure(width: float = 6.0, height: float = 4.0) -> tuple[Any, Any]:
+def _build_figure() -> tuple[Any, Any]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(6.0, 4.0), layout="constrained")
     return figure, figure.add_subplot()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pretune.core.api import ConfigSource, Option, Options, StrPath, option, option_set, positional
 from pretune.core.config import parse_assignments
 from pretune.core.errors import UsageError
+from pretune.core.log import parse_count
 from pretune.text.styles import KINDS, STYLES
 
 if TYPE_CHECKING:
@@ -76,12 +77,6 @@ MODEL_NAME = Option(
 )
 
 
-def _parse_tokens(text: str) -> int:
-    from pretune.core.log import parse_count
-
-    return parse_count(text, "--tokens")
-
-
 @option_set
 class PretrainOptions(Options):
     """Options of a pre-training run."""
@@ -101,7 +96,7 @@ class PretrainOptions(Options):
         "Training tokens, instead of steps: 10M, 1B.",
         sets="train.tokens",
         kind=str,
-        parse=_parse_tokens,
+        parse=lambda text: parse_count(text, "--tokens"),
     )
     epochs: float | None = option("--epochs N", "Training epochs, instead of steps.", sets="train.epochs")
     budget: str | float | None = option(

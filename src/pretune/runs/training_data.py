@@ -114,14 +114,10 @@ class TrainingData:
             share = 0.0 if objective.pairs is None else 0.5
             pairs = SegmentPairs(limit=length, broken=negatives, share=share).open(shards, template)
             if split == "train" and not pairs.pair_count:
-                requirement = (
-                    f"{get_kind(objective)} needs sentence pairs" if objective.pairs else "data.samples is 'pairs'"
-                )
-                alternative = (
-                    "use an objective without pairs (--objective masked)"
-                    if objective.pairs
-                    else "keep the default data.samples"
-                )
+                requirement, alternative = "data.samples is 'pairs'", "keep the default data.samples"
+                if objective.pairs:
+                    requirement = f"{get_kind(objective)} needs sentence pairs"
+                    alternative = "use an objective without pairs (--objective masked)"
                 raise DataError(
                     f"{self.data}: no two sentences of a document fit into {length} tokens; {requirement}; prepare "
                     f"documents of several sentences, or {alternative}"
