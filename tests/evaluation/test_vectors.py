@@ -1,7 +1,6 @@
 """Similarity and retrieval without training: scores by their definition, on small files and on published ones."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,9 @@ from pretune.core.errors import DataError, UsageError
 from pretune.evaluation.embedding import (
     evaluate_retrieval,
     evaluate_similarity,
+    evaluate_triplets,
     read_judgements,
     score_hits,
-    triplet_accuracy,
 )
 from pretune.inference.embed import build_embedder
 from pretune.tasks.example import Example
@@ -46,19 +45,24 @@ def test_similarity(tmp_path: Path) -> None:
     left, right = (pt.embed(model, [pair[i] for pair in PAIRS], pooling="cls") for i in (0, 1))
     norms = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     cosine = (left * right).sum(1) / norms
-    assert found["spearman"] == pytest.approx(spearmanr([pair[2] for pair in PAIRS], cosine).statistic)
-    assert found["pairs"] == 5 and found["split"] == "test" and found["groups"]["two"]["pairs"] == 2
+    assert found.scores["spearman"] == pytest.approx(spearmanr([pair[2] for pair in PAIRS], cosine).statistic)
+    assert found.counts == {"pairs": 5} and found.split == "test" and found.task == "mine"
+    parts = {"one": slice(3), "two": slice(3, 5)}
+    assert found.groups == {
+        name: pytest.approx(spearmanr([pair[2] for pair in PAIRS[rows]], cosine[rows]).statistic)
+        for name, rows in parts.items()
+    }
     some = evaluate_similarity(build_embedder(model), task(tmp_path), limit=3)
-    assert some["pairs"] == 3 and all(group["pairs"] > 1 for group in some.get("groups", {}).values())
+    assert some.counts == {"pairs": 3} and [*some.groups] == ["one"]  # a single pair has no correlation
     with pytest.raises(UsageError, match=r"limit .*1"):
         evaluate_similarity(build_embedder(model), task(tmp_path), limit=1)
 
 
 def test_triplets() -> None:
-    found = triplet_accuracy(
+    found = evaluate_triplets(
         build_embedder(encoder()), [("a bird", "a bird", "the bank"), ("a bird", "the bank", "the bank")]
     )
-    assert found == {"triplets": 2, "accuracy": 0.5, "ties": 1}
+    assert found.scores == {"accuracy": 0.5} and found.counts == {"triplets": 2, "ties": 1}
 
 
 def test_judgements(tmp_path: Path) -> None:
@@ -85,6 +89,6 @@ def test_tasks_of_other_kinds() -> None:
 def test_published_files(shared_data: Path) -> None:
     """The readers and the scores together: BM25 on Cranfield, a random encoder's table on a year of STS."""
     found = evaluate_retrieval("bm25", "cranfield", data=shared_data)
-    assert (found["queries"], found["documents"]) == (225, 1400) and 0.48 < found["ndcg"] < 0.54
-    scores: dict[str, Any] = evaluate_similarity(build_embedder(encoder(), pooling="static"), "sts16", data=shared_data)
-    assert scores["pairs"] == 1186 and len(scores["groups"]) == 5 and 0 < scores["spearman"] < 1
+    assert (found.counts["queries"], found.counts["documents"]) == (225, 1400) and 0.48 < found.scores["ndcg"] < 0.54
+    found = evaluate_similarity(build_embedder(encoder(), pooling="static"), "sts16", data=shared_data)
+    assert found.counts["pairs"] == 1186 and len(found.groups) == 5 and 0 < found.scores["spearman"] < 1

@@ -3,14 +3,14 @@
 Retrieval has BM25 as baseline; the scores are nDCG@10, reciprocal rank and recall.
 
     embedder = build_embedder("runs/small", normalise=True)
-    evaluate_retrieval(embedder, "cranfield", data="data")            # {"ndcg": …, "mrr": …, "recall": …}
+    evaluate_retrieval(embedder, "cranfield", data="data").scores     # {"ndcg": …, "mrr": …, "recall": …}
     evaluate_retrieval("bm25", "cranfield", data="data")
 
 Hits are scored against relevance judgements: `query -> document -> gain`, from a task or from a trec_eval file.
 
 Semantic similarity is the cosine of two embeddings, compared with human scores.
 
-    evaluate_similarity(embedder, "sts12-16", data="data")            # {"spearman": …, "pearson": …, "groups": …}
+    evaluate_similarity(embedder, "sts12-16", data="data").scores     # {"spearman": …, "pearson": …}
 
 Spearman's correlation is the headline (Reimers et al., 2016). A task of several sets is scored over all pairs and
 set by set.
@@ -19,14 +19,15 @@ set by set.
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.errors import DataError, UsageError
-from pretune.inference.embed import Embedder, EmbeddingResult, ProgressCallback
-from pretune.inference.search_methods import BM25, SearchResult, search_exact
+from pretune.evaluation import EvaluationResult
+from pretune.inference.embed import Embedder, ProgressCallback
+from pretune.inference.search_methods import BM25, search_exact
 from pretune.metrics.numeric import mrr, ndcg, pearson, recall, spearman
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
@@ -35,6 +36,7 @@ from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
 
 BASELINE: Literal["bm25"] = "bm25"
+Floats = NDArray[np.float32]
 Judgements = Mapping[str, Mapping[str, float]]
 
 
@@ -45,7 +47,7 @@ def evaluate_retrieval(
     data: str | os.PathLike[str] | None = None,
     k: int = 10,
     on_progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
+) -> EvaluationResult:
     """Evaluate retrieval on a task with queries and documents, by normalized embeddings or by BM25.
 
     The prompts that the model's directory has for documents and for queries are prepended.
@@ -60,33 +62,32 @@ def evaluate_retrieval(
         hits = BM25(texts).search(query_texts, k)
     else:
         prompts = embedder.prompts
-        document_vectors = _normalise(embedder.with_prompt(prompts[0])(texts, on_progress))
-        query_vectors = _normalise(embedder.with_prompt(prompts[1])(query_texts))
+        document_vectors = normalize_rows(embedder.with_prompt(prompts[0])(texts, on_progress).vectors)
+        query_vectors = normalize_rows(embedder.with_prompt(prompts[1])(query_texts).vectors)
         hits = search_exact([document_vectors], query_vectors, k)
     gains = {query.id: dict.fromkeys(query.answers, 1.0) for query in queries}
     ids = [document.id for document in documents]
-    scores = score_hits(gains, [query.id for query in queries], map_ids(hits, ids), k)
-    return {"task": retrieval_task.name, "documents": len(documents), **scores}
+    hit_ids = [[ids[number] for number in row if number >= 0] for row in hits[1].tolist()]
+    scores = score_hits(gains, [query.id for query in queries], hit_ids, k)
+    counts = {name: int(scores.pop(name)) for name in ("queries", "unjudged", "k")}
+    return EvaluationResult(task=retrieval_task.name, scores=scores, counts={"documents": len(documents), **counts})
 
 
-def _normalise(embeddings: EmbeddingResult) -> NDArray[np.float32]:
-    vectors = embeddings.vectors
+def normalize_rows(vectors: Floats) -> Floats:
+    """Return the vectors `[n, W]` with norm 1; a vector of zeros stays as it is."""
     return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12))
 
 
-def map_ids(hits: SearchResult, ids: Sequence[str]) -> list[list[str]]:
-    """Return the document ids of the hits, best first."""
-    return [[ids[number] for number in row if number >= 0] for row in hits[1].tolist()]
-
-
-def score_hits(judgements: Judgements, queries: Sequence[str], hits: Sequence[Sequence[str]], k: int) -> dict[str, Any]:
+def score_hits(
+    judgements: Judgements, queries: Sequence[str], hits: Sequence[Sequence[str]], k: int
+) -> dict[str, float]:
     """Score hits over the queries with judgements; queries without a relevant document are excluded and counted."""
     judged_queries = [
         i for i, query in enumerate(queries) if any(gain > 0 for gain in judgements.get(query, {}).values())
     ]
     if not judged_queries:
         raise DataError(f"none of {len(queries)} queries has a relevant document; check the query ids")
-    gold: list[Any] = [judgements[queries[i]] for i in judged_queries]
+    gold = [judgements[queries[i]] for i in judged_queries]
     hit_lists = [hits[i] for i in judged_queries]
     return {
         "queries": len(judged_queries),
@@ -119,9 +120,6 @@ def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]
     return judgements
 
 
-Floats = NDArray[np.float32]
-
-
 def evaluate_similarity(
     embedder: Embedder,
     task: Task | str,
@@ -130,8 +128,8 @@ def evaluate_similarity(
     split: str | None = None,
     limit: int | None = None,
     on_progress: ProgressCallback | None = None,
-) -> dict[str, Any]:
-    """Compute correlations on a task of scored pairs, or on `limit` evenly spaced ones.
+) -> EvaluationResult:
+    """Evaluate correlations on a task of scored pairs, or on `limit` evenly spaced ones.
 
     The default split is `test` if it has scores, else `dev`.
     """
@@ -144,20 +142,18 @@ def evaluate_similarity(
     scores = [float(example.label or 0.0) for example in examples]
     cosines = compute_cosines(embedder, [(example.text, example.pair or "") for example in examples], on_progress)
     groups = sorted({example.group for example in examples if example.group is not None})
-    out: dict[str, Any] = {
-        "task": similarity_task.name,
-        "split": name,
-        "pairs": len(examples),
-        **correlate(scores, cosines),
-    }
-    if len(groups) > 1:
-        members = {group: [i for i, example in enumerate(examples) if example.group == group] for group in groups}
-        out["groups"] = {
-            group: {"pairs": len(rows), **correlate([scores[i] for i in rows], cosines[rows])}
+    members = {group: [i for i, example in enumerate(examples) if example.group == group] for group in groups}
+    return EvaluationResult(
+        task=similarity_task.name,
+        split=name,
+        scores=correlate(scores, cosines),
+        groups={
+            group: spearman([scores[i] for i in rows], cosines[rows].tolist())
             for group, rows in members.items()
-            if len(rows) > 1
-        }
-    return out
+            if len(groups) > 1 and len(rows) > 1
+        },
+        counts={"pairs": len(examples)},
+    )
 
 
 def compute_cosines(
@@ -169,18 +165,18 @@ def compute_cosines(
     return np.asarray((left * right).sum(axis=1))
 
 
-def triplet_accuracy(embedder: Embedder, triplets: Sequence[tuple[str, str, str]]) -> dict[str, float]:
-    """Return the share of triplets whose anchor is closer to the positive than to the negative; a tie is wrong."""
+def evaluate_triplets(embedder: Embedder, triplets: Sequence[tuple[str, str, str]]) -> EvaluationResult:
+    """Evaluate the share of triplets whose anchor is closer to the positive than to the negative; a tie is wrong."""
     if not triplets:
         raise DataError("no triplets to evaluate")
     columns = [[triplet[i] for triplet in triplets] for i in range(3)]
     anchor, positive, negative = _embed_columns(embedder, columns, None)
     positive_cosines, negative_cosines = (anchor * positive).sum(axis=1), (anchor * negative).sum(axis=1)
-    return {
-        "triplets": len(triplets),
-        "accuracy": float((positive_cosines > negative_cosines).mean()),
-        "ties": int((positive_cosines == negative_cosines).sum()),
-    }
+    return EvaluationResult(
+        task="triplets",
+        scores={"accuracy": float((positive_cosines > negative_cosines).mean())},
+        counts={"triplets": len(triplets), "ties": int((positive_cosines == negative_cosines).sum())},
+    )
 
 
 def _embed_columns(
@@ -188,8 +184,7 @@ def _embed_columns(
 ) -> list[Floats]:
     """Return the normalized embeddings of each column; all texts are encoded together, equal ones once."""
     vectors = encoder([text for column in columns for text in column], on_progress).vectors
-    vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return np.split(vectors, len(columns))
+    return np.split(normalize_rows(vectors), len(columns))
 
 
 def correlate(scores: Sequence[float], cosines: Floats) -> dict[str, float]:

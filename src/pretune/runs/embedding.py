@@ -21,7 +21,7 @@ from pretune.core.config import Ge, Positive, spec
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.embedding import compute_cosines, triplet_accuracy
+from pretune.evaluation.embedding import compute_cosines, evaluate_triplets
 from pretune.inference import sentence_modules
 from pretune.inference.embed import Embedder
 from pretune.inference.sentence_modules import build_encoder
@@ -263,7 +263,7 @@ class EmbeddingRun:
             pairs = [(first, second) for first, second, *_ in self.dev.texts]
             return {"spearman": spearman(self.dev.gold, compute_cosines(ready, pairs).tolist())}
         triplets = [(anchor, positive, negative) for anchor, positive, negative in self.dev.texts]
-        return {"triplet_accuracy": float(triplet_accuracy(ready, triplets)["accuracy"])}
+        return {"triplet_accuracy": evaluate_triplets(ready, triplets).scores["accuracy"]}
 
     def _finish(self, summary: RunSummaryRecord, initial_scores: dict[str, float]) -> TrainedEmbeddings:
         """Save the model with sentence-transformers files, the scores, and last the cost."""

@@ -10,11 +10,11 @@ The evaluator depends on the kind of the task and on whether the model was fine-
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -160,14 +160,13 @@ class EvaluationJob:
         options, report = self.options, self.bind_progress(task.name)
         if get_type(task).scoring.evaluator == "similarity":
             embedder = self.build_embedder()
-            metrics = evaluate_similarity(
+            return evaluate_similarity(
                 embedder, task, data=options.data, split=options.split, limit=options.limit, on_progress=report
             )
-            return _build_result(task.name, metrics)
-        metrics = evaluate_retrieval(self.build_embedder(normalise=True), task, data=options.data, on_progress=report)
-        metrics[BASELINE] = evaluate_retrieval(BASELINE, task, data=options.data)["ndcg"]  # the baseline
+        result = evaluate_retrieval(self.build_embedder(normalise=True), task, data=options.data, on_progress=report)
+        baseline = evaluate_retrieval(BASELINE, task, data=options.data).scores["ndcg"]
         notes = () if options.limit is None else ("limit is ignored for retrieval",)
-        return replace(_build_result(task.name, metrics), notes=notes)
+        return replace(result, scores={**result.scores, BASELINE: baseline}, notes=notes)
 
     def build_embedder(self, *, normalise: bool | None = None) -> Embedder:
         """Build the embedder of the model; a directory is passed as a path, since it may configure its pooling."""
@@ -196,7 +195,7 @@ class EvaluationJob:
 
     def evaluate_similarity(self, name: str, path: Path) -> EvaluationResult:
         """Compare embeddings of texts: correlation with gold scores, or triplet accuracy."""
-        from pretune.evaluation.embedding import compute_cosines, correlate, triplet_accuracy
+        from pretune.evaluation.embedding import compute_cosines, correlate, evaluate_triplets
         from pretune.tasks.types.embedding import read_dataset
 
         dataset = read_dataset(train=path)
@@ -207,10 +206,11 @@ class EvaluationJob:
         rows = subsample([*zip(dataset.texts, dataset.gold, strict=True)], self.options.limit)
         if name == "triplets":
             triplets = [(anchor, positive, negative) for (anchor, positive, negative), _ in rows]
-            return _build_result(name, triplet_accuracy(ready, triplets))
+            return evaluate_triplets(ready, triplets)
         pairs = [(first, second) for (first, second), _ in rows]
         similarities = compute_cosines(ready, pairs, self.bind_progress(name))
-        return _build_result(name, {"pairs": len(rows), **correlate([gold for _, gold in rows], similarities)})
+        scores = correlate([gold for _, gold in rows], similarities)
+        return EvaluationResult(task=name, scores=scores, counts={"pairs": len(rows)})
 
     def score_task(self, task: Task) -> EvaluationResult:
         """Score minimal pairs or cloze with the language model."""
@@ -250,22 +250,6 @@ def subsample(examples: list[T], limit: int | None) -> list[T]:
     if limit < 1:
         raise UsageError(f"limit must be at least 1, got {limit}")
     return [examples[place * len(examples) // limit] for place in range(limit)]
-
-
-def _build_result(name: str, metrics: Mapping[str, Any]) -> EvaluationResult:
-    """Build a result from metrics of similarity and retrieval; integers are counts."""
-    numbers = {key: value for key, value in metrics.items() if isinstance(value, int | float)}
-    groups = {
-        key: next(value for value in group.values() if isinstance(value, float))  # not a count
-        for key, group in metrics.get("groups", {}).items()
-    }
-    return EvaluationResult(
-        task=name,
-        split=metrics.get("split"),
-        scores={key: value for key, value in numbers.items() if isinstance(value, float)},
-        counts={key: value for key, value in numbers.items() if isinstance(value, int)},
-        groups=groups,
-    )
 
 
 @take_options(EvaluateOptions, required_names=["model"])
