@@ -115,91 +115,66 @@ def build_text_to_text_prompt(template: Template) -> PromptTemplate:
     return PromptTemplate(text=template.source + " " + BLANK, answers=template.targets)
 
 
-_REVIEW = PromptTemplate(text="Review: {text}\nSentiment: {answer}", answers=("negative", "positive"))
-_QUESTION_ANSWER = PromptTemplate(text="Question: {text}\nAnswer: {answer}")
+def _build(text: str, *answers: str) -> PromptTemplate:
+    return PromptTemplate(text=text, answers=answers)
+
+
 _TRUE_FALSE = "{text}\nQuestion: {pair} True or False?\nAnswer: {answer}"
 _TRUE_FALSE_NEITHER = "{text}\nQuestion: {pair} True, False or Neither?\nAnswer: {answer}"
-_ENTAILMENT_TWO_WAY = PromptTemplate(text=_TRUE_FALSE, answers=("True", "False"))
-_ENTAILMENT_THREE_WAY = PromptTemplate(text=_TRUE_FALSE_NEITHER, answers=("True", "Neither", "False"))
 
 PROMPTS: Mapping[str, PromptTemplate] = {
-    "cola": PromptTemplate(
-        text="Sentence: {text}\nQuestion: Is this sentence good English?\nAnswer: {answer}", answers=("no", "yes")
+    "cola": _build("Sentence: {text}\nQuestion: Is this sentence good English?\nAnswer: {answer}", "no", "yes"),
+    **dict.fromkeys(
+        ("sst2", "imdb", "imdb_cf", "mr"), _build("Review: {text}\nSentiment: {answer}", "negative", "positive")
     ),
-    "sst2": _REVIEW,
-    "imdb": _REVIEW,
-    "imdb_cf": _REVIEW,
-    "mr": _REVIEW,
-    "mpqa": PromptTemplate(text="Phrase: {text}\nSentiment: {answer}", answers=("negative", "positive")),
-    "sst5": PromptTemplate(
-        text="Review: {text}\nSentiment: {answer}", answers=("terrible", "bad", "okay", "good", "great")
+    "mpqa": _build("Phrase: {text}\nSentiment: {answer}", "negative", "positive"),
+    "sst5": _build("Review: {text}\nSentiment: {answer}", "terrible", "bad", "okay", "good", "great"),
+    "agnews": _build("Article: {text}\nTopic: {answer}", "world", "sports", "business", "technology"),
+    "trec": _build(
+        "Question: {text}\nIt asks for: {answer}",
+        *("abbreviation", "entity", "description", "person", "location", "number"),
     ),
-    "agnews": PromptTemplate(
-        text="Article: {text}\nTopic: {answer}", answers=("world", "sports", "business", "technology")
+    "emotion": _build("Message: {text}\nEmotion: {answer}", "sadness", "joy", "love", "anger", "fear", "surprise"),
+    "mrpc": _build("{text}\n{pair}\nQuestion: Do both sentences say the same?\nAnswer: {answer}", "no", "yes"),
+    "qqp": _build(
+        "Question 1: {text}\nQuestion 2: {pair}\nQuestion: Do both questions ask the same?\nAnswer: {answer}",
+        "no",
+        "yes",
     ),
-    "trec": PromptTemplate(
-        text="Question: {text}\nIt asks for: {answer}",
-        answers=("abbreviation", "entity", "description", "person", "location", "number"),
+    "qnli": _build("{text}\n{pair}\nQuestion: Does the sentence answer the question?\nAnswer: {answer}", "yes", "no"),
+    **dict.fromkeys(
+        ("mnli", "snli", "anli", "sick_entailment"), _build(_TRUE_FALSE_NEITHER, "True", "Neither", "False")
     ),
-    "emotion": PromptTemplate(
-        text="Message: {text}\nEmotion: {answer}", answers=("sadness", "joy", "love", "anger", "fear", "surprise")
+    "cb": _build(_TRUE_FALSE_NEITHER, "True", "False", "Neither"),
+    **dict.fromkeys(
+        ("rte", "superglue_rte", "superglue_ax", "superglue_axb", "superglue_axg", "scitail"),
+        _build(_TRUE_FALSE, "True", "False"),
     ),
-    "mrpc": PromptTemplate(
-        text="{text}\n{pair}\nQuestion: Do both sentences say the same?\nAnswer: {answer}", answers=("no", "yes")
+    "wnli": _build(_TRUE_FALSE, "False", "True"),
+    "boolq": _build("{pair}\nQuestion: {text}?\nAnswer: {answer}", "no", "yes"),
+    "multirc": _build(
+        "{text}\nQuestion and proposed answer: {pair}\nIs the answer right?\nAnswer: {answer}", "no", "yes"
     ),
-    "qqp": PromptTemplate(
-        text="Question 1: {text}\nQuestion 2: {pair}\nQuestion: Do both questions ask the same?\nAnswer: {answer}",
-        answers=("no", "yes"),
+    "wic": _build(
+        "{sentence1}\n{sentence2}\nQuestion: Is the word '{word}' used in the same sense in the two sentences "
+        "above?\nAnswer: {answer}",
+        "no",
+        "yes",
     ),
-    "qnli": PromptTemplate(
-        text="{text}\n{pair}\nQuestion: Does the sentence answer the question?\nAnswer: {answer}", answers=("yes", "no")
-    ),
-    "mnli": _ENTAILMENT_THREE_WAY,
-    "snli": _ENTAILMENT_THREE_WAY,
-    "anli": _ENTAILMENT_THREE_WAY,
-    "sick_entailment": _ENTAILMENT_THREE_WAY,
-    "cb": PromptTemplate(text=_TRUE_FALSE_NEITHER, answers=("True", "False", "Neither")),
-    "rte": _ENTAILMENT_TWO_WAY,
-    "superglue_rte": _ENTAILMENT_TWO_WAY,
-    "superglue_ax": _ENTAILMENT_TWO_WAY,
-    "superglue_axb": _ENTAILMENT_TWO_WAY,
-    "superglue_axg": _ENTAILMENT_TWO_WAY,
-    "scitail": _ENTAILMENT_TWO_WAY,
-    "wnli": PromptTemplate(text=_TRUE_FALSE, answers=("False", "True")),
-    "boolq": PromptTemplate(text="{pair}\nQuestion: {text}?\nAnswer: {answer}", answers=("no", "yes")),
-    "multirc": PromptTemplate(
-        text="{text}\nQuestion and proposed answer: {pair}\nIs the answer right?\nAnswer: {answer}",
-        answers=("no", "yes"),
-    ),
-    "wic": PromptTemplate(
-        text=(
-            "{sentence1}\n{sentence2}\nQuestion: Is the word '{word}' used in the same sense in the two sentences "
-            "above?\nAnswer: {answer}"
-        ),
-        answers=("no", "yes"),
-    ),
-    "wsc": PromptTemplate(
-        text="{plain}\nQuestion: Does the pronoun '{pronoun}' stand for '{pair}'?\nAnswer: {answer}",
-        answers=("no", "yes"),
-    ),
-    "copa": PromptTemplate(text="{text}\n{pair}\n{answer}"),
-    "swag": PromptTemplate(text="{text} {answer}"),
-    "hellaswag": PromptTemplate(text="{text} {answer}"),
+    "wsc": _build("{plain}\nQuestion: Does the pronoun '{pronoun}' stand for '{pair}'?\nAnswer: {answer}", "no", "yes"),
+    "copa": _build("{text}\n{pair}\n{answer}"),
+    **dict.fromkeys(("swag", "hellaswag"), _build("{text} {answer}")),
     "winogrande": PromptTemplate(text="{before}{answer}{after}", scored_part="after"),
     "record": PromptTemplate(text="{text}\n{before}{answer}{after}", scored_part="both"),
-    "arc": _QUESTION_ANSWER,
-    "arc_easy": _QUESTION_ANSWER,
-    "arc_challenge": _QUESTION_ANSWER,
-    "commonsenseqa": _QUESTION_ANSWER,
-    "triviaqa": _QUESTION_ANSWER,
-    "nq_open": _QUESTION_ANSWER,
-    "eli5": _QUESTION_ANSWER,
-    "coqa": PromptTemplate(text="{pair}\n{text}\nA: {answer}"),
-    "convai2": PromptTemplate(text="{text}\n{answer}"),
-    "convai2_choice": PromptTemplate(text="{text}\n{answer}"),
-    "wmt14_en_de": PromptTemplate(text="English: {text}\nGerman: {answer}"),
-    "wmt14_en_fr": PromptTemplate(text="English: {text}\nFrench: {answer}"),
-    "wmt16_en_ro": PromptTemplate(text="English: {text}\nRomanian: {answer}"),
+    **dict.fromkeys(
+        ("arc", "arc_easy", "arc_challenge", "commonsenseqa", "triviaqa", "nq_open", "eli5"),
+        _build("Question: {text}\nAnswer: {answer}"),
+    ),
+    "coqa": _build("{pair}\n{text}\nA: {answer}"),
+    **dict.fromkeys(("convai2", "convai2_choice"), _build("{text}\n{answer}")),
+    "wmt14_en_de": _build("English: {text}\nGerman: {answer}"),
+    "wmt14_en_fr": _build("English: {text}\nFrench: {answer}"),
+    "wmt16_en_ro": _build("English: {text}\nRomanian: {answer}"),
 }
 """Prompts by task, with the answers in the order of the task's labels."""
 
