@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pretune.core.config import spec
-from pretune.evaluation.baselines.base import TaskBaseline, TfIdf, load_vectors
+from pretune.evaluation.baselines.base import Baseline, TfIdf, load_vectors
 from pretune.tasks.example import Example, Examples, Prediction
 
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
@@ -21,7 +21,7 @@ AnswerFinder = Callable[[str, str], str]
 """Function from a question and its passage to an answer."""
 
 
-class SpanBaseline(TaskBaseline):
+class SpanBaseline(Baseline):
     """Base class of baselines that find the answer in a passage; it is none if most questions have none."""
 
     def fit(self, train: Examples, length: int) -> AnswerFinder:
@@ -78,7 +78,7 @@ class NearWords(SpanBaseline):
 
 
 @spec
-class LeadWords(TaskBaseline):
+class LeadWords(Baseline):
     """First words of the text, as many as in the answers."""
 
     display_name: ClassVar[str] = "first_words"
@@ -108,7 +108,7 @@ def _find_best_start(weight: NDArray[np.float64], in_question: NDArray[np.bool_]
 
 
 @spec
-class FrequentPlace(TaskBaseline):
+class FrequentPlace(Baseline):
     """Most frequent position of the right option."""
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
@@ -123,7 +123,7 @@ class FrequentPlace(TaskBaseline):
 
 
 @spec
-class SimilarWords(TaskBaseline):
+class SimilarWords(Baseline):
     """Option most similar to the text by TF-IDF."""
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
@@ -137,7 +137,7 @@ class SimilarWords(TaskBaseline):
 
 
 @spec
-class SimilarVectors(TaskBaseline):
+class SimilarVectors(Baseline):
     """Option most similar to the text by averaged static vectors."""
 
     display_name: ClassVar[str] = "vectors"

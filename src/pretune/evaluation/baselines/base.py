@@ -4,8 +4,8 @@ Their features: TF-IDF, static vectors, and the overlap of the texts of a pair.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,32 +23,36 @@ Label = int | str
 
 Predictor = Callable[[Sequence[Text]], list[Label]]
 """Function from texts to predicted labels."""
+ClassPredictor = Callable[[Sequence[Text]], Iterable[int]]
+"""Function from texts to the numbers of predicted classes."""
 
 
-class Baseline(Protocol):
+class Baseline:
     """Spec with the settings of a simple method; its docstring begins with a description for reports."""
 
-    display_name: ClassVar[str]  # in results; "": the name in the registry
+    display_name: ClassVar[str] = ""  # in results; "": the name in the registry
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
         """Fit on labelled examples and predict others; the same seed gives the same predictions."""
+        raise NotImplementedError
 
 
-class TaskBaseline:
-    """Base class of baselines."""
-
-    display_name: ClassVar[str] = ""
-
-
-class Classifier(TaskBaseline):
+class Classifier(Baseline):
     """Base class of baselines that predict a class from a text or a pair of texts."""
+
+    def fit_classes(self, texts: Sequence[Text], y: Ints, seed: int) -> ClassPredictor:
+        """Train on texts (or pairs) with two or more classes, as numbers."""
+        raise NotImplementedError
 
     def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
         """Train on labelled texts (or pairs); the same seed gives the same predictions."""
-        raise NotImplementedError
+        classes, y = encode_labels(labels)
+        if len(classes) < 2:
+            return lambda texts: classes * len(texts)
+        predict = self.fit_classes(texts, y, seed)
+        return lambda texts: [classes[i] for i in predict(texts)] if texts else []
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
-        """Fit on labelled examples and predict others."""
         labels = [int(example.label or 0) for example in train]
         predictor = self.fit([get_text(example) for example in train], labels, seed=seed)
         return [Prediction(label=int(label)) for label in predictor([get_text(example) for example in test])]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,62 +18,56 @@ from pretune.core.seed import make_generator, mix
 from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.layout import batch
 from pretune.data.sequences import Ints
-from pretune.evaluation.baselines.base import Classifier, Label, Predictor, Text, encode_labels
-from pretune.evaluation.baselines.texts import Majority
+from pretune.evaluation.baselines.base import Classifier, ClassPredictor, Text
 from pretune.inference.word_vectors import WordVectors, split_words
 from pretune.nn.lstm import AdditiveAttention, BiLSTM
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.distributed import Ranks
 from pretune.training.loop import Loop
 from pretune.training.optim import AdamW, build_parameter_groups
-from pretune.training.step import ModelWithLoss, TrainState
+from pretune.training.step import ModelWithLoss, TrainingObjective, TrainState
+
+Network = TypeVar("Network", bound=nn.Module)
 
 UNKNOWN, SEPARATOR, FIRST_WORD = 0, 1, 2
 """Token of unknown words (and of empty texts), separator of the texts of a pair, token of the first word."""
 
 
 @spec
-class BiLSTMBaseline(Classifier):
+class NetworkSpec:
+    """Settings of the training of a network."""
+
+    epochs: int
+    steps: int = 200  # minimum; few examples get more epochs
+    size: int = 32  # batch size
+    optim: AdamW = AdamW(lr=2e-3)
+
+
+@spec
+class BiLSTMBaseline(Classifier, NetworkSpec):
     """BiLSTM with attention over word vectors, trained on the task's texts; a tenth of them selects the epoch."""
 
     hidden: int = 64
     words: int = 150  # maximum per text; longer texts are truncated
     dropout: float = 0.3
     epochs: int = 5
-    steps: int = 200  # minimum; few texts get more epochs
-    size: int = 32  # batch size
-    optim: AdamW = AdamW(lr=2e-3)
     start: Word2Vec = Word2Vec(width=64, min_count=2)  # initial word vectors
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Train on labelled texts (or pairs, concatenated with a separator)."""
-        classes, y = encode_labels(labels)
-        if len(classes) < 2:
-            return Majority().fit(texts, labels)
+    def fit_classes(self, texts: Sequence[Text], y: Ints, seed: int) -> ClassPredictor:
+        """Train on texts (or pairs, concatenated with a separator)."""
         parts = [part for text in texts for part in ([text] if isinstance(text, str) else text)]
         vectors = self.start.train(parts, seed=seed)
         tokens = [self._encode(text, vectors) for text in texts]
-        order = make_generator(seed, 0).permutation(len(texts))
-        valid_rows, train_rows = np.split(order, [len(order) // 10])
-        with torch.random.fork_rng(devices=[]):  # leaves the global random state unchanged
-            torch.manual_seed(mix(seed, 1) >> 1)
-            model = BiLSTMClassifier(self, vectors, len(classes))
-            batches = EpochBatches(
-                lambda rows: _pack_batch([tokens[i] for i in rows], y[rows]), train_rows, self.size, seed
-            )
-            rounds = max(self.epochs, -(-self.steps // batches.steps))
-            train_epochs(
-                ModelWithLoss(model, _ClassificationLoss()),
-                batches,
-                rounds,
-                self.optim,
-                lambda: _compute_accuracy(model, tokens, y, valid_rows),
-            )
-
-        def predict(texts: Sequence[Text]) -> list[Label]:
-            return [classes[i] for i in _predict_classes(model, [self._encode(text, vectors) for text in texts])]
-
-        return predict
+        model = train_network(
+            self,
+            len(texts),
+            build=lambda: BiLSTMClassifier(self, vectors, int(y.max()) + 1),
+            objective=_ClassificationLoss(),
+            make_batch=lambda rows: _pack_batch([tokens[i] for i in rows], y[rows]),
+            evaluate=lambda model, rows: _compute_accuracy(model, tokens, y, rows),
+            seed=seed,
+        )
+        return lambda texts: _predict_classes(model, [self._encode(text, vectors) for text in texts])
 
     def _encode(self, text: Text, vectors: WordVectors) -> list[int]:
         if not isinstance(text, str):
@@ -135,26 +130,39 @@ class EpochBatches:
         """Do nothing: texts this short need no micro-batches."""
 
 
-def train_epochs(
-    module: ModelWithLoss, batches: EpochBatches, epochs: int, optim: AdamW, evaluate: Callable[[], float]
-) -> None:
-    """Train for all epochs and restore the weights of the first one with the highest held-out score."""
-    steps = batches.steps * epochs
-    loop = Loop(
-        module=module,
-        optimizer=optim.build(build_parameter_groups(module.model)),
-        state=TrainState(),
-        ranks=Ranks(torch.device("cpu")),
-        lr_factor=lambda state: 1 - state.step / steps,
-        seed=batches.seed,
-    )
-    best, best_weights = -math.inf, module.model.state_dict()
-    for epoch in range(1, epochs + 1):
-        loop.run(batches, partial(_is_over, epoch * batches.steps))
-        score = evaluate()
-        if score > best:
-            best, best_weights = score, copy.deepcopy(module.model.state_dict())
-    module.model.load_state_dict(best_weights)
+def train_network(
+    spec: NetworkSpec,
+    examples: int,
+    *,
+    build: Callable[[], Network],
+    objective: TrainingObjective,
+    make_batch: Callable[[Ints], Batch],
+    evaluate: Callable[[Network, Ints], float],
+    seed: int,
+) -> Network:
+    """Train a network on nine tenths of the examples; return it as of the first epoch with the best held-out score."""
+    valid_rows, train_rows = np.split(make_generator(seed, 0).permutation(examples), [examples // 10])
+    with torch.random.fork_rng(devices=[]):  # leaves the global random state unchanged
+        torch.manual_seed(mix(seed, 1) >> 1)
+        model = build()
+        batches = EpochBatches(make_batch, train_rows, spec.size, seed)
+        epochs = max(spec.epochs, -(-spec.steps // batches.steps))
+        loop = Loop(
+            module=ModelWithLoss(model, objective),
+            optimizer=spec.optim.build(build_parameter_groups(model)),
+            state=TrainState(),
+            ranks=Ranks(torch.device("cpu")),
+            lr_factor=lambda state: 1 - state.step / (batches.steps * epochs),
+            seed=seed,
+        )
+        best, best_weights = -math.inf, model.state_dict()
+        for epoch in range(1, epochs + 1):
+            loop.run(batches, partial(_is_over, epoch * batches.steps))
+            score = evaluate(model, valid_rows)
+            if score > best:
+                best, best_weights = score, copy.deepcopy(model.state_dict())
+        model.load_state_dict(best_weights)
+    return model
 
 
 def _pack_batch(tokens: list[list[int]], y: Ints | None = None) -> Batch:

@@ -15,24 +15,21 @@ from pretune.adaptation.heads.base import TokenHead
 from pretune.adaptation.heads.dependency import BiaffineHead, Dependency, encode_arcs
 from pretune.core.config import spec
 from pretune.core.errors import DataError
-from pretune.core.seed import make_generator, mix
 from pretune.core.types import Batch
 from pretune.data.layout import pack_in_order
 from pretune.data.sequences import Ints, Sequences, compute_offsets
-from pretune.evaluation.baselines.base import TaskBaseline
-from pretune.evaluation.baselines.bilstm import EpochBatches, train_epochs
+from pretune.evaluation.baselines.base import Baseline
+from pretune.evaluation.baselines.bilstm import NetworkSpec, train_network
 from pretune.metrics.entities import attachment
 from pretune.nn.lstm import BiLSTM
 from pretune.tasks.example import Example, Examples, Prediction
 from pretune.tasks.types.dependency import build_tree
-from pretune.training.optim import AdamW
-from pretune.training.step import ModelWithLoss
 
 Sentences = Sequence[Sequence[str]]
 Tagger = Callable[[Sentences], list[list[str]]]
 
 
-class TaggingBaseline(TaskBaseline):
+class TaggingBaseline(Baseline):
     """Base class of baselines that tag words."""
 
     def fit(self, sentences: Sentences, tags: Sentences, *, seed: int = 0) -> Tagger:
@@ -131,7 +128,7 @@ SUFFIX, SUFFIX_MARK = 3, "\0"
 
 
 @spec
-class AdjacentHead(TaskBaseline):
+class AdjacentHead(Baseline):
     """Next word as head, or the previous one if that is more frequent; most frequent relation of a word."""
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
@@ -149,7 +146,7 @@ class AdjacentHead(TaskBaseline):
 
 
 @spec
-class BiLSTMParser(TaskBaseline):
+class BiLSTMParser(Baseline, NetworkSpec):
     """BiLSTM with the biaffine head over word vectors, trained on the task's sentences; a tenth selects the epoch.
 
     Words that occur once, and unknown ones, are read as their last three letters.
@@ -161,9 +158,6 @@ class BiLSTMParser(TaskBaseline):
     depth: int = 2
     dropout: float = 0.33
     epochs: int = 10
-    steps: int = 200  # minimum; few sentences get more epochs
-    size: int = 32  # batch size
-    optim: AdamW = AdamW(lr=2e-3)
     width: int = 100  # of word vectors
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
@@ -174,19 +168,16 @@ class BiLSTMParser(TaskBaseline):
         sequences, test_sequences = (
             [_encode(example, vocabulary, labels) for example in part] for part in (train, test)
         )
-        valid_rows, train_rows = np.split(make_generator(seed, 0).permutation(len(train)), [len(train) // 10])
         head = Dependency(classes=len(labels), labels=labels, dropout=self.dropout)
-        with torch.random.fork_rng(devices=[]):  # leaves the global random state unchanged
-            torch.manual_seed(mix(seed, 1) >> 1)
-            model = BiLSTMWithHead(self, head, len(vocabulary) + 1)
-            batches = EpochBatches(lambda rows: _pack([sequences[i] for i in rows]), train_rows, self.size, seed)
-            train_epochs(
-                ModelWithLoss(model, head),
-                batches,
-                max(self.epochs, -(-self.steps // batches.steps)),
-                self.optim,
-                lambda: _score(model, [train[i] for i in valid_rows], [sequences[i] for i in valid_rows], labels),
-            )
+        model = train_network(
+            self,
+            len(train),
+            build=lambda: BiLSTMWithHead(self, head, len(vocabulary) + 1),
+            objective=head,
+            make_batch=lambda rows: _pack([sequences[i] for i in rows]),
+            evaluate=lambda model, rows: _score(model, [train[i] for i in rows], [sequences[i] for i in rows], labels),
+            seed=seed,
+        )
         return _parse(model, test_sequences, labels)
 
 

@@ -13,14 +13,14 @@ import numpy as np
 from pretune.core.config import spec
 from pretune.data.sequences import Ints
 from pretune.evaluation.baselines.base import (
+    Baseline,
     Classifier,
+    ClassPredictor,
     Label,
     Predictor,
-    TaskBaseline,
     Text,
     TfIdf,
     average_vectors,
-    encode_labels,
     get_text,
     load_vectors,
     split_pairs,
@@ -50,13 +50,10 @@ class TfIdfClassifier(Classifier):
         """Build the scikit-learn model."""
         raise NotImplementedError
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Train on labelled texts (or pairs)."""
-        if len(set(labels)) < 2:
-            return Majority().fit(texts, labels)
-        features, (classes, y) = TfIdf(texts), encode_labels(labels)
+    def fit_classes(self, texts: Sequence[Text], y: Ints, seed: int) -> ClassPredictor:
+        features = TfIdf(texts)
         model = fit_best_c(self.build_model(seed), features(texts), y, self.choices, self.folds, seed)
-        return lambda texts: [classes[i] for i in model.predict(features(texts))] if texts else []
+        return lambda texts: model.predict(features(texts))
 
 
 @spec
@@ -93,18 +90,10 @@ class AveragedVectors(Classifier):
     choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # candidates for C
     folds: int = 3
 
-    def fit(self, texts: Sequence[Text], labels: Sequence[Label], *, seed: int = 0) -> Predictor:
-        """Train on labelled texts (or pairs)."""
-        if len(set(labels)) < 2:
-            return Majority().fit(texts, labels)
+    def fit_classes(self, texts: Sequence[Text], y: Ints, seed: int) -> ClassPredictor:
         vectors = load_vectors(self.vectors, _list_texts(texts), seed)
-        x, (classes, y) = average_vectors(vectors, texts), encode_labels(labels)
-        probe = fit_probe(x, y, self.choices, folds=self.folds, seed=seed)
-
-        def predict(texts: Sequence[Text]) -> list[Label]:
-            return [classes[i] for i in probe.predict(average_vectors(vectors, texts))] if texts else []
-
-        return predict
+        probe = fit_probe(average_vectors(vectors, texts), y, self.choices, folds=self.folds, seed=seed)
+        return lambda texts: probe.predict(average_vectors(vectors, texts))
 
 
 def _list_texts(texts: Sequence[Text]) -> list[str]:
@@ -128,7 +117,7 @@ def fit_best_c(model: Any, x: Any, y: Ints, choices: tuple[float, ...], folds: i
 
 
 @spec
-class FrequentLabels(TaskBaseline):
+class FrequentLabels(Baseline):
     """Most frequent set of labels, of those that are not empty."""
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
@@ -139,7 +128,7 @@ class FrequentLabels(TaskBaseline):
 
 
 @spec
-class OneVsRest(TaskBaseline):
+class OneVsRest(Baseline):
     """Logistic regression on TF-IDF of words and bigrams, one for each label.
 
     C is the same for all labels: the one with the best micro F1 in cross-validation.
@@ -176,7 +165,7 @@ class OneVsRest(TaskBaseline):
 ValuePredictor = Callable[[Sequence[Text]], list[float]]
 
 
-class Regressor(TaskBaseline):
+class Regressor(Baseline):
     """Base class of baselines that predict a score of a text or a pair of texts."""
 
     def fit(self, texts: Sequence[Text], values: Sequence[float], *, seed: int = 0) -> ValuePredictor:
