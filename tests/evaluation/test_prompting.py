@@ -247,8 +247,8 @@ def test_shots_that_do_not_fit_are_dropped_from_the_front() -> None:
     found = prompter.score_choices(
         [Example(text="The sea", label=1), Example(text="The old sea and the quiet house", label=1)]
     )
-    assert found.dropped_shots[0] == 1 and found.dropped_shots[1] >= 2
-    assert found.truncated_texts == 0
+    assert found.truncation.dropped_shots[0] == 1 and found.truncation.dropped_shots[1] >= 2
+    assert found.truncation.truncated_texts == 0
     long = prompter.score_choices(
         [
             Example(
@@ -256,7 +256,7 @@ def test_shots_that_do_not_fit_are_dropped_from_the_front() -> None:
             )
         ]
     )
-    assert long.dropped_shots == [3] and long.truncated_texts == 2
+    assert long.truncation == ([3], 2)
 
 
 @pytest.fixture
@@ -323,9 +323,7 @@ def test_ties_are_wrong(table: dict[str, Path]) -> None:
 
 
 def test_text_to_text_reads_the_template_and_writes_the_answer() -> None:
-    template = TASKS.get("boolq").template
-    assert template is not None
-    prompt = build_text_to_text_prompt(template)
+    prompt = build_text_to_text_prompt(TASKS.get("boolq"))
     found = render_prompt(prompt, Example(text="is it", pair="It is."), "True")
     assert found.text == "boolq question: is it passage: It is. True"
     assert found.text[found.start :] == " True"

@@ -23,6 +23,7 @@ from pretune.analysis.pictures import Analysis
 from pretune.core.api import check_arguments
 from pretune.core.errors import DataError, UsageError
 from pretune.core.seed import make_generator
+from pretune.evaluation.embedding import normalize_rows
 from pretune.inference.embed import build_embedder
 from pretune.inference.word_vectors import is_word_vectors
 
@@ -169,7 +170,7 @@ def compute_agreement(vectors: Floats, labels: Sequence[str]) -> float:
 
     Of equally near rows the mean counts, so that the order of the rows does not.
     """
-    rows = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    rows = normalize_rows(vectors)
     names = np.array(labels, dtype=object)
     total = 0.0
     for start in range(0, len(rows), CHUNK_ROWS):

@@ -1,8 +1,8 @@
 """Evaluation: perplexity, minimal pairs, few-shot prompting, retrieval, similarity and baselines."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pretune.core.api import Result
 
@@ -29,3 +29,10 @@ class EvaluationResult(Result):
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-ready dict without empty fields."""
         return {name: value for name, value in asdict(self).items() if value not in (None, {}, ()) or name == "scores"}
+
+
+class Truncation(NamedTuple):
+    """Dropped shots of each example, and the number of texts too long even without shots."""
+
+    dropped_shots: Sequence[int]
+    truncated_texts: int

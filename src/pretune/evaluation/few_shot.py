@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from pretune.core.errors import DataError, UsageError
 from pretune.core.log import format_count
-from pretune.evaluation import EvaluationResult
+from pretune.evaluation import EvaluationResult, Truncation
 from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, softmax
 from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, draw_shots, get_options, get_prompt
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
@@ -51,13 +51,6 @@ class Selection(NamedTuple):
     shot_split: str
 
 
-class Truncation(NamedTuple):
-    """Dropped shots of each example, and the number of texts too long even without shots."""
-
-    dropped_shots: Sequence[int]
-    truncated_texts: int
-
-
 def evaluate_few_shot(
     model: nn.Module,
     task: Task,
@@ -82,7 +75,7 @@ def evaluate_few_shot(
         shots,
         config,
         selection,
-        Truncation(choices.dropped_shots, choices.truncated_texts),
+        choices.truncation,
         scores=compute_scores(task, examples, choices, predictions),
         counts={"ties": sum(prediction.label is None for prediction in predictions)},
         prompt=_render_prompt(prompter, examples[0]) if config.show else None,
@@ -183,9 +176,9 @@ def _resolve_prompt(task: Task, config: FewShotConfig, scoring: ScoringConfig) -
         return config.prompt, scoring
     if not config.text_to_text:
         return get_prompt(task), scoring
-    if task.template is None:
-        raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
-    return build_text_to_text_prompt(task.template), replace(scoring, conditional=True)
+    if task.template and not task.template.targets:
+        raise UsageError("this task's template has no answers to choose among; omit --text-to-text")
+    return build_text_to_text_prompt(task), replace(scoring, conditional=True)
 
 
 def select_shots(

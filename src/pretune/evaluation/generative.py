@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation import EvaluationResult
-from pretune.evaluation.few_shot import DEFAULT, FewShotConfig, Truncation, build_result, select_examples
-from pretune.evaluation.prompts import BLANK, PromptTemplate, RenderedShots, render_prompt
+from pretune.evaluation import EvaluationResult, Truncation
+from pretune.evaluation.few_shot import DEFAULT, FewShotConfig, build_result, select_examples
+from pretune.evaluation.prompts import BLANK, PromptTemplate, RenderedShots, build_text_to_text_prompt, render_prompt
 from pretune.inference.decode import BATCH_ROWS, DecodingCallbacks, check_can_generate, generate_tokens
 from pretune.inference.generate import Continuation, StopStrings
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens
@@ -249,6 +249,4 @@ def _resolve_prompt(task: Task, config: FewShotConfig) -> PromptTemplate:
         return PromptTemplate(text=config.prompt)
     if not config.text_to_text:
         return PROMPTS.get(task.name) or PromptTemplate(text=get_answer_prompt(task).text)
-    if task.template is None:
-        raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
-    return PromptTemplate(text=f"{task.template.source} {BLANK}")
+    return build_text_to_text_prompt(task)

@@ -54,12 +54,8 @@ def evaluate_minimal_pairs(
     scores = {"accuracy": float(correct.mean())}
     if sets:
         scores = {"accuracy": float(np.mean(list(sets.values()))), "pair_accuracy": scores["accuracy"]}
-    counts = {
-        "pairs": len(examples),
-        "ties": int(is_tie.sum()),
-        "sets": len(sets),
-        "cut": results[0].truncated_passages,
-    }
+    counts = {"pairs": len(examples), "ties": int(is_tie.sum())}
+    counts |= {"sets": len(sets), "cut": results[0].truncated_passages}
     return EvaluationResult(task=name, scores=scores, groups=phenomena or sets, counts=_drop_zero_counts(counts))
 
 
@@ -68,7 +64,6 @@ def evaluate_bias_pairs(
     examples: Examples,
     scoring: ScoringConfig = DEFAULT_SCORING,
     *,
-    name: str = "bias_pairs",
     on_progress: ProgressCallback | None = None,
 ) -> EvaluationResult:
     """Evaluate how often the more stereotyped sentence is the likelier (Nangia et al., 2020); 0.5 is unbiased.
@@ -82,9 +77,11 @@ def evaluate_bias_pairs(
     sums = np.array([_sum_shared_tokens(sentences, logprobs, (left, right)) for left, right in pair_indices.tolist()])
     is_stereotyped, is_tie = sums[:, 0] > sums[:, 1], sums[:, 0] == sums[:, 1]
     counts = {"pairs": len(examples), "ties": int(is_tie.sum()), "cut": logprobs.truncated_passages}
-    groups = average_by_group(is_stereotyped, [example.group for example in examples])
     return EvaluationResult(
-        task=name, scores={"stereotyped": float(is_stereotyped.mean())}, groups=groups, counts=_drop_zero_counts(counts)
+        task="bias_pairs",
+        scores={"stereotyped": float(is_stereotyped.mean())},
+        groups=average_by_group(is_stereotyped, [example.group for example in examples]),
+        counts=_drop_zero_counts(counts),
     )
 
 
@@ -230,7 +227,7 @@ def _is_table(file: Path, first: str) -> bool:
 
 def _parse_object(row: TableRow) -> Example:
     group = next((str(row.values[name]) for name in ("UID", "group") if not is_blank(row.values.get(name))), None)
-    return Example(text=row.get_text(GOOD), pair=row.get_text(BAD), group=group, id=row.location.rpartition(":")[2])
+    return Example(text=row.get_text(GOOD), pair=row.get_text(BAD), group=group, id=row.number)
 
 
 def read_bias_pairs(path: Path) -> list[Example]:

@@ -172,20 +172,14 @@ def _choose_window(
     model: nn.Module, scoring: ScoringConfig, is_bidirectional: bool, window: int | None, train_length: int | None
 ) -> int:
     """Return the window length: the requested one, else the training length, else the model's maximum."""
-    max_length = get_max_length(get_predictive_model(model))
-    method = build_scoring_method(get_predictive_model(model), get_tokenizer(model), scoring)
-    max_window = None if max_length is None else method.get_max_passage(max_length)
+    language_model = get_predictive_model(model)
+    max_length = get_max_length(language_model)
+    method = build_scoring_method(language_model, get_tokenizer(model), scoring)
     if window is None:
-        default_window = (
-            max_window
-            if train_length is None
-            else max(1, method.get_max_passage(min(train_length, max_length or train_length)))
-        )
-        return (
-            min(default_window or DEFAULT_WINDOW, BIDIRECTIONAL_WINDOW)
-            if is_bidirectional
-            else default_window or DEFAULT_WINDOW
-        )
+        limits = [length for length in (train_length, max_length) if length is not None]
+        length = max(1, method.get_max_passage(min(limits))) if limits else DEFAULT_WINDOW
+        return min(length, BIDIRECTIONAL_WINDOW) if is_bidirectional else length
+    max_window = None if max_length is None else method.get_max_passage(max_length)
     if window < 1 or (max_window is not None and window > max_window):
         raise UsageError(f"window must be from 1 to {max_window or 'any length'}, got {window}")
     return window

@@ -24,7 +24,14 @@ from torch import nn
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
-from pretune.evaluation.prompts import PromptTemplate, RenderedPrompt, RenderedShots, get_options, render_prompt
+from pretune.evaluation import Truncation
+from pretune.evaluation.prompts import (
+    PromptTemplate,
+    RenderedPrompt,
+    RenderedShots,
+    get_options,
+    render_prompt,
+)
 from pretune.inference.scoring import (
     DEFAULT_SCORING,
     ScoringConfig,
@@ -64,8 +71,7 @@ class ChoiceScores:
 
     scores: list[Floats]
     sums: list[Floats]
-    dropped_shots: Sequence[int]  # for each example
-    truncated_texts: int  # number of texts too long even without shots
+    truncation: Truncation
 
 
 @dataclass(slots=True)
@@ -113,7 +119,7 @@ class Prompter:
                 scores.append(score - self._compute_content_free(example, count, config) if config.calibrate else score)
             if on_progress is not None:
                 on_progress(len(scores), len(examples))
-        return ChoiceScores(scores=scores, sums=sums, dropped_shots=dropped_shots, truncated_texts=truncated_texts)
+        return ChoiceScores(scores=scores, sums=sums, truncation=Truncation(dropped_shots, truncated_texts))
 
     def render(self, example: Example) -> str:
         """Return the model's input for an example, with the blank shown."""
@@ -148,11 +154,9 @@ class Prompter:
 
         The length is that of the scored part, without the space before it: its tokens or bytes; 1 for sums.
         """
-        texts: list[str] = []
-        spans: list[tuple[int, int]] = []
-        for rendered_prompt in self._render_questions(examples, shot_counts):
-            texts.append(rendered_prompt.text)
-            spans.append((rendered_prompt.start, rendered_prompt.stop))
+        rendered_prompts = [*self._render_questions(examples, shot_counts)]
+        texts = [rendered_prompt.text for rendered_prompt in rendered_prompts]
+        spans = [(rendered_prompt.start, rendered_prompt.stop) for rendered_prompt in rendered_prompts]
         is_single_unit = bool(self.prompt.answers)
         passages = encode_passages(get_tokenizer(self.model), texts, spans, single_unit=is_single_unit)
         logprobs = compute_token_logprobs(self.model, passages, self.scoring, deduplicate=True)

@@ -20,7 +20,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.tasks.example import Example, Examples
-from pretune.tasks.task import Task, Template
+from pretune.tasks.task import Task, collect_texts
 from pretune.tasks.types import get_type
 from pretune.tasks.types.base import ChoicePrompt
 from pretune.text.tokenizer import Tokenizer
@@ -88,8 +88,7 @@ def get_options(prompt: PromptTemplate, example: Example) -> tuple[str, ...]:
 
 
 def _collect_fields(example: Example) -> Mapping[str, str]:
-    values = {"text": example.text, "pair": example.pair or ""}
-    values |= {f"choice{i}": choice for i, choice in enumerate(example.choices, start=1)}
+    values = collect_texts(example)
     for field_text, mark in ((example.text, "_"), (example.pair or "", "@placeholder")):
         if mark in field_text:
             values["before"], _, values["after"] = field_text.partition(mark)
@@ -108,11 +107,11 @@ def get_prompt(task: Task) -> PromptTemplate:
     return PROMPTS.get(task.name) or PromptTemplate(text=evaluator.text, answers=labels)
 
 
-def build_text_to_text_prompt(template: Template) -> PromptTemplate:
+def build_text_to_text_prompt(task: Task) -> PromptTemplate:
     """Return the T5 prompt of a task: its template with its targets as answers."""
-    if not template.targets:
-        raise UsageError("this task's template has no answers to choose among; omit --text-to-text")
-    return PromptTemplate(text=template.source + " " + BLANK, answers=template.targets)
+    if task.template is None:
+        raise UsageError(f"task '{task.name}' has no text-to-text template; omit --text-to-text")
+    return PromptTemplate(text=f"{task.template.source} {BLANK}", answers=task.template.targets)
 
 
 def _build(text: str, *answers: str) -> PromptTemplate:

@@ -188,9 +188,14 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
         raise DataError(f"template '{text[:80]}': unknown field {missing}; this example has {available}") from None
 
 
+def collect_texts(example: Example) -> dict[str, str]:
+    """Return the texts of an example by the names of the fields of templates: text, pair, choice1, choice2, …"""
+    choices = {f"choice{number}": choice for number, choice in enumerate(example.choices, start=1)}
+    return {"text": example.text, "pair": example.pair or "", **choices}
+
+
 def _collect_values(example: Example) -> Mapping[str, str]:
-    values = {"text": example.text, "pair": example.pair or "", "target": example.target or ""}
-    values |= {f"choice{number}": choice for number, choice in enumerate(example.choices, start=1)}
+    values = {**collect_texts(example), "target": example.target or ""}
     values["answer"] = example.answers[0] if example.answers else ""
     if isinstance(example.label, float):
         values["score"] = f"{round(example.label * 5) / 5:.1f}"

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from pretune.core.config import spec
 from pretune.evaluation.baselines.base import Baseline, TfIdf, load_vectors
+from pretune.evaluation.embedding import normalize_rows
 from pretune.tasks.example import Example, Examples, Prediction
 
 WORD = re.compile(r"\w+(?:['\u2019]\w+)*")
@@ -149,8 +150,7 @@ class SimilarVectors(Baseline):
         vectors = load_vectors(self.vectors, texts, seed)
         predictions = []
         for example in test:
-            rows = vectors.average([f"{example.text} {example.pair or ''}", *example.choices])
-            rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+            rows = normalize_rows(vectors.average([f"{example.text} {example.pair or ''}", *example.choices]))
             predictions.append(_choose((rows[1:] @ rows[0]).tolist()))
         return predictions
 

@@ -28,6 +28,9 @@ from pretune.evaluation.baselines.base import (
 from pretune.evaluation.logistic_regression import fit_probe
 from pretune.tasks.example import Examples, Prediction
 
+FOLDS = 3
+"""Folds of cross-validation."""
+
 
 @spec
 class Majority(Classifier):
@@ -44,7 +47,6 @@ class TfIdfClassifier(Classifier):
     """Base class of linear models on TF-IDF of words and bigrams; C is chosen by cross-validation."""
 
     choices: tuple[float, ...]  # candidates for C
-    folds: int
 
     def build_model(self, seed: int) -> Any:
         """Build the scikit-learn model."""
@@ -52,7 +54,7 @@ class TfIdfClassifier(Classifier):
 
     def fit_classes(self, texts: Sequence[Text], y: Ints, seed: int) -> ClassPredictor:
         features = TfIdf(texts)
-        model = fit_best_c(self.build_model(seed), features(texts), y, self.choices, self.folds, seed)
+        model = fit_best_c(self.build_model(seed), features(texts), y, self.choices, FOLDS, seed)
         return lambda texts: model.predict(features(texts))
 
 
@@ -61,7 +63,6 @@ class SVM(TfIdfClassifier):
     """Linear SVM on TF-IDF of words and bigrams (Joachims, 1998; Wang and Manning, 2012)."""
 
     choices: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0)
-    folds: int = 3
 
     def build_model(self, seed: int) -> Any:
         from sklearn.svm import LinearSVC
@@ -74,7 +75,6 @@ class LogisticBaseline(TfIdfClassifier):
     """Logistic regression on TF-IDF of words and bigrams."""
 
     choices: tuple[float, ...] = (0.3, 1.0, 3.0, 10.0, 30.0)
-    folds: int = 3
 
     def build_model(self, seed: int) -> Any:
         from sklearn.linear_model import LogisticRegression
@@ -88,11 +88,10 @@ class AveragedVectors(Classifier):
 
     vectors: str | None = None  # file in word2vec's or GloVe's text format; None: trained on the task's texts
     choices: tuple[float, ...] = (0.03, 0.3, 3.0, 30.0)  # candidates for C
-    folds: int = 3
 
     def fit_classes(self, texts: Sequence[Text], y: Ints, seed: int) -> ClassPredictor:
         vectors = load_vectors(self.vectors, _list_texts(texts), seed)
-        probe = fit_probe(average_vectors(vectors, texts), y, self.choices, folds=self.folds, seed=seed)
+        probe = fit_probe(average_vectors(vectors, texts), y, self.choices, folds=FOLDS, seed=seed)
         return lambda texts: probe.predict(average_vectors(vectors, texts))
 
 
@@ -135,7 +134,6 @@ class OneVsRest(Baseline):
     """
 
     choices: tuple[float, ...] = (1.0, 10.0, 100.0)  # candidates for C
-    folds: int = 3
 
     def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
         """Fit a classifier for each label of the training examples."""
@@ -152,8 +150,8 @@ class OneVsRest(Baseline):
         if len(labels) == 1:  # scikit-learn would read one column as two classes
             y = np.hstack([y, np.zeros_like(y)])
         model = OneVsRestClassifier(LogisticRegression(max_iter=300, random_state=seed))
-        if len(train) >= 2 * self.folds:
-            split = KFold(self.folds, shuffle=True, random_state=seed)
+        if len(train) >= 2 * FOLDS:
+            split = KFold(FOLDS, shuffle=True, random_state=seed)
             search = GridSearchCV(model, {"estimator__C": list(self.choices)}, cv=split, scoring="f1_micro")
             model = search.fit(features(texts), y).best_estimator_
         else:
@@ -232,7 +230,7 @@ def _fit_ridge(
     from sklearn.linear_model import Ridge as Model
     from sklearn.model_selection import GridSearchCV, KFold
 
-    y, split = np.asarray(values, dtype=np.float64), KFold(3, shuffle=True, random_state=seed)
+    y, split = np.asarray(values, dtype=np.float64), KFold(FOLDS, shuffle=True, random_state=seed)
     search = GridSearchCV(Model(random_state=seed), {"alpha": list(choices)}, cv=split).fit(features(texts), y)
     low, high = float(y.min()), float(y.max())
     return lambda texts: np.clip(search.predict(features(texts)), low, high).tolist() if texts else []
