@@ -143,6 +143,11 @@ class TableRow(NamedTuple):
     location: str
     values: Mapping[str, Any]
 
+    @property
+    def number(self) -> str:
+        """Number of its line."""
+        return self.location.rpartition(":")[2]
+
     def get(self, column: str) -> Any:
         """Return a value; raise DataError with the available columns if there is none."""
         if column not in self.values:
@@ -352,7 +357,7 @@ def _detect_delimiter(path: Path, ending: str, column_names: Sequence[str], allo
     tries = [("\t", False), ("\t", True), (",", True), (";", True), ("|", True)]
     if ending == ".csv":
         tries = [(",", True), (";", True), ("\t", True), ("|", True), (",", False)]
-    best: tuple[tuple[int, int, int], str, bool, list[str]] | None = None
+    candidates: list[tuple[tuple[int, int, int], str, bool, list[str]]] = []
     quote_errors: dict[str, UnclosedQuoteError] = {}
     for place, (delimiter, has_quotes) in enumerate(tries):
         if not has_quotes and delimiter in quote_errors:
@@ -363,25 +368,22 @@ def _detect_delimiter(path: Path, ending: str, column_names: Sequence[str], allo
         if not rows or len(rows[0]) < 2:
             continue
         consistent = sum(len(row) == len(rows[0]) for row in rows)
-        has_stray_quotes = any(
-            cell.startswith('"') and cell.endswith('"') and len(cell) > 1 for row in rows for cell in row
-        )
+        has_stray_quotes = any(len(cell) > 1 and cell[0] == cell[-1] == '"' for row in rows for cell in row)
         rank = (2 * consistent > len(rows), consistent * 100 // len(rows) - 50 * has_stray_quotes, -place)
-        if best is None or rank > best[0]:
-            best = (rank, delimiter, has_quotes, rows[0])
-    if best is None and allow_single_column:
+        candidates.append((rank, delimiter, has_quotes, rows[0]))
+    if not candidates and allow_single_column:
         rows, error = _read_sample(path, SINGLE_COLUMN, True)
         if error is not None and not rows:
             raise error
-        best = ((0, 0, 0), SINGLE_COLUMN, True, rows[0])
-    if best is None and quote_errors:
+        candidates.append(((0, 0, 0), SINGLE_COLUMN, True, rows[0]))
+    if not candidates and quote_errors:
         raise next(iter(quote_errors.values()))
-    if best is None:
+    if not candidates:
         raise DataError(
             f"{path}: not a table: no delimiter (tab, comma, semicolon, |) gives two or more columns; a text and a "
             "label are needed"
         )
-    _, delimiter, has_quotes, first = best
+    _, delimiter, has_quotes, first = max(candidates)
     header = _is_header(first, column_names)
     if header and len({*first}) < len(first):
         duplicate = next(cell for cell in first if first.count(cell) > 1)
@@ -396,10 +398,8 @@ def _read_sample(path: Path, delimiter: str, has_quotes: bool) -> tuple[list[lis
     """Return the first rows, up to a broken one, and the error if that is an unclosed quote."""
     rows: list[list[str]] = []
     try:
-        for _, cells in itertools.islice(
-            iter_delimited_rows(read_text(path), delimiter, has_quotes, str(path)), _SAMPLE_ROWS
-        ):
-            rows.append(cells)
+        sample = iter_delimited_rows(read_text(path), delimiter, has_quotes, str(path))
+        rows.extend(cells for _, cells in itertools.islice(sample, _SAMPLE_ROWS))
     except UnclosedQuoteError as error:
         return rows, error
     except DataError as error:

@@ -116,8 +116,7 @@ def _make_nq_question(row: TableRow) -> Example:
         answers = [answers]
     if not isinstance(answers, list) or not answers or not all(isinstance(text, str) for text in answers):
         raise data_error(f"{row.location}: 'answer' must be a list of at least one text, got {str(answers)[:40]!r}")
-    number = row.location.rpartition(":")[2]
-    return Example(text=row.get_text("question"), target=answers[0], answers=tuple(answers), id=number)
+    return Example(text=row.get_text("question"), target=answers[0], answers=tuple(answers), id=row.number)
 
 
 _nq = RowReader(make=_make_nq_question)

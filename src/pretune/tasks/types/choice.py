@@ -10,6 +10,7 @@ columns choice1, choice2, …, or A, B, …) and the correct one.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,12 +73,12 @@ class ChoiceInputs(Inputs):
         contexts = [split_context(example) for example in examples]
         sizes = np.array([len(options) for options in options_by_example], dtype=np.int64)
         owner = np.repeat(np.arange(count), sizes)
-        pool = rules.tokenize(
-            [
-                *(first for first, _ in contexts),
-                *(contexts[index][1][option] for index, options in enumerate(options_by_example) for option in options),
-            ]
-        )
+        continuations = [
+            texts[option]
+            for (_, texts), options in zip(contexts, options_by_example, strict=True)
+            for option in options
+        ]
+        pool = rules.tokenize([*(first for first, _ in contexts), *continuations])
         layout, lost = rules.fit(pool, owner, count + np.arange(len(owner)))
         lost_by_example = np.bincount(owner, weights=lost, minlength=count).astype(np.int64)
         counts = replace(
@@ -87,11 +88,8 @@ class ChoiceInputs(Inputs):
         sequences = rules.set_segments(layout.sequences)
         if not training:
             return build_items(sequences, counts, examples=owner)
-        places = np.array(
-            [options.index(int(label)) for options, label in zip(options_by_example, correct, strict=True)],
-            dtype=np.int64,
-        )
-        sequences = replace(sequences, labels=build_group_labels(sizes, places))
+        places = [options.index(int(label)) for options, label in zip(options_by_example, correct, strict=True)]
+        sequences = replace(sequences, labels=build_group_labels(sizes, np.array(places, dtype=np.int64)))
         return build_items(sequences, counts, examples=owner, sizes=sizes)
 
     def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
@@ -172,12 +170,8 @@ def split_context(example: Example) -> tuple[str, list[str]]:
 
 def _sample_options(options: int, correct: int, number: int) -> list[int]:
     """Return the options to train on, in order; the sample depends on the example's number only."""
-    if options <= MAX_OPTIONS:
-        return [*range(options)]
-    wrong_options = sorted(
-        (option for option in range(options) if option != correct), key=lambda option: mix(number, option)
-    )
-    return sorted([correct, *wrong_options[: MAX_OPTIONS - 1]])
+    wrong_options = [*range(correct), *range(correct + 1, options)]
+    return sorted([correct, *sorted(wrong_options, key=partial(mix, number))[: MAX_OPTIONS - 1]])
 
 
 @spec
@@ -191,8 +185,8 @@ class ChoiceReader(TableReader):
                 f"{row.location}: at least two choices are needed, as a list 'choices' or as columns choice1, "
                 f"choice2, …, got {len(choices)}"
             )
-        text, label, number = row.get_text(self.text), self._read_label(row, choices), row.location.rpartition(":")[2]
-        return Example(text=text, choices=choices, label=label, id=number)
+        text, label = row.get_text(self.text), self._read_label(row, choices)
+        return Example(text=text, choices=choices, label=label, id=row.number)
 
     def _read_label(self, row: TableRow, choices: Sequence[str]) -> int:
         value = str(row.require(self.label)).strip()

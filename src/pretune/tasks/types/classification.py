@@ -51,10 +51,8 @@ class SequenceInputs(Inputs):
         """Encode one sequence per example."""
         count = len(examples)
         has_pairs = any(example.pair is not None for example in examples)
-        texts = [example.text for example in examples]
-        unique_texts, text_ids = deduplicate(
-            [*texts, *(example.pair or "" for example in examples)] if has_pairs else texts
-        )
+        seconds = [example.pair or "" for example in examples] if has_pairs else []
+        unique_texts, text_ids = deduplicate([*(example.text for example in examples), *seconds])
         pool = rules.tokenize(unique_texts)
         layout, lost = rules.fit(pool, text_ids[:count], text_ids[count:] if has_pairs else None)
         text = pool.lengths[text_ids].reshape(-1, count).sum(axis=0)
@@ -104,7 +102,7 @@ class LabelledTextReader(TableReader):
 
     def parse_row(self, row: TableRow) -> Example:
         pair = row.get_text(self.pair) if self.pair else None
-        return self.add_gold(Example(text=row.get_text(self.text), pair=pair, id=row.location.rpartition(":")[2]), row)
+        return self.add_gold(Example(text=row.get_text(self.text), pair=pair, id=row.number), row)
 
     def add_gold(self, example: Example, row: TableRow) -> Example:
         """Return an example with the label of its row."""

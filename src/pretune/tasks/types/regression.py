@@ -63,14 +63,9 @@ class ScoreInputs(SequenceInputs):
     def write(self, rules: EncodingRules, examples: Examples, *, training: bool) -> list[tuple[str, str | None]]:
         if training:
             self.encode_labels(rules, examples)
-        float_examples = [
-            replace(example, label=float(example.label or 0)) for example in examples
-        ]  # a target needs a float
-        pairs = super().write(rules, float_examples, training=training)
-        return [
-            (source, None if example.label is None else target)
-            for example, (source, target) in zip(examples, pairs, strict=True)
-        ]
+        float_examples = [replace(example, label=float(example.label or 0)) for example in examples]
+        pairs = zip(examples, super().write(rules, float_examples, training=training), strict=True)
+        return [(source, None if example.label is None else target) for example, (source, target) in pairs]
 
     def build_user_task(self, tables: UserTables) -> Task:
         reader = ScoreReader.from_tables(tables)

@@ -75,11 +75,8 @@ class SpanInputs(Inputs):
     def encode(self, rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
         """Encode the windows of each passage; `alignment` is the index of each token in its passage."""
         count = len(examples)
-        passages, passage_ids = deduplicate([get_passage(example) for example in examples])
-        pool, passage_ids = (
-            rules.tokenize([*(get_question(example) for example in examples), *passages]),
-            count + passage_ids,
-        )
+        passages, passage_ids = deduplicate([*map(get_passage, examples)])
+        pool, passage_ids = rules.tokenize([*map(get_question, examples), *passages]), count + passage_ids
         question_lengths, passage_lengths = pool.lengths[:count], pool.lengths[passage_ids]
         room = compute_room(rules.sequence_template, rules.max_length, pair=True)
         question_kept = np.where(
@@ -142,7 +139,7 @@ class SpanOutputs(Outputs):
     def decode(self, rules: EncodingRules, examples: Examples, items: Items, logits: Floats) -> list[Prediction]:
         """Return the best answers over all windows; no answer if that scores higher and the task allows it."""
         assert items.alignment is not None
-        passages, passage_ids = deduplicate([get_passage(example) for example in examples])
+        passages, passage_ids = deduplicate([*map(get_passage, examples)])
         pool = rules.tokenize(passages)
         offsets = items.sequences.offsets
         null_index = 0 if items.sequences.source is not None else rules.slots  # token of the no-answer score
@@ -156,7 +153,8 @@ class SpanOutputs(Outputs):
         for number, spans in enumerate(spans_by_example):
             starts = pool.starts[pool.offsets[passage_ids[number]] : pool.offsets[passage_ids[number] + 1]]
             best = _select_candidates(passages[passage_ids[number]], starts, spans)
-            predictions.append(_build_prediction(best, float(nulls[number])))
+            difference = float(nulls[number]) - best[0].score if best else np.finfo(np.float32).max.item()
+            predictions.append(Prediction(candidates=best, null_score_diff=difference))
         return self.apply_threshold(rules.task, predictions, 0.0 if allows_no_answer(rules.task) else np.inf)
 
     def select_logits(
@@ -183,11 +181,10 @@ class SpanOutputs(Outputs):
         """Return the predictions with no answer where `null_score_diff` is above the threshold."""
         results: list[Prediction] = []
         for prediction in predictions:
-            has_answer = bool(prediction.candidates) and (
-                prediction.null_score_diff is None or prediction.null_score_diff <= threshold
-            )
-            text, span = (prediction.candidates[0].text, prediction.candidates[0].span) if has_answer else ("", None)
-            results.append(replace(prediction, text=text, span=span))
+            difference = prediction.null_score_diff
+            has_answer = bool(prediction.candidates) and (difference is None or difference <= threshold)
+            best = prediction.candidates[0] if has_answer else None
+            results.append(replace(prediction, text=best.text if best else "", span=best.span if best else None))
         return results
 
     def find_threshold(self, task: Task, examples: Examples, predictions: Predictions) -> float | None:
@@ -340,22 +337,13 @@ def _select_candidates(
     return tuple(candidates.values())
 
 
-def _build_prediction(candidates: tuple[AnswerCandidate, ...], null_score: float) -> Prediction:
-    return Prediction(
-        candidates=candidates,
-        null_score_diff=null_score - candidates[0].score if candidates else np.finfo(np.float32).max.item(),
-    )
-
-
 def _score_no_answer(examples: Examples, predictions: Predictions) -> dict[str, float]:
     """Return SQuAD 2.0's scores over all thresholds of no answer; empty if a prediction has no `null_score_diff`."""
-    null_score_diffs = [
-        prediction.null_score_diff for prediction in predictions if prediction.null_score_diff is not None
-    ]
-    if len(null_score_diffs) != len(predictions):
+    differences = [p.null_score_diff for p in predictions if p.null_score_diff is not None]
+    if len(differences) != len(predictions):
         return {}
     texts = [prediction.candidates[0].text if prediction.candidates else "" for prediction in predictions]
-    return squad2([example.answers for example in examples], texts, no_answer=null_score_diffs)
+    return squad2([example.answers for example in examples], texts, no_answer=differences)
 
 
 @spec
@@ -368,8 +356,7 @@ class SpanReader(TableReader):
         context = row.get_text(self.pair)
         answers, starts = _read_answers(row, self.label)
         spans = tuple(_find_answer(row, context, answer, start) for answer, start in zip(answers, starts, strict=True))
-        number = row.location.rpartition(":")[2]
-        return Example(text=row.get_text(self.text), pair=context, answers=answers, spans=spans, id=number)
+        return Example(text=row.get_text(self.text), pair=context, answers=answers, spans=spans, id=row.number)
 
 
 @spec

@@ -67,11 +67,7 @@ class TokenInputs(Inputs):
         pool = self.tokenize(rules, examples)
         word_index = self.locate_words(rules, pool, examples)
         layout, lost = self.fit(rules, pool, count)
-        alignment = (
-            np.where(layout.pool_index < 0, -1, word_index[layout.pool_index])
-            if len(word_index)
-            else np.full(len(layout.pool_index), -1)
-        )
+        alignment = np.append(word_index, -1)[layout.pool_index]  # the index of a special token is -1: the last
         owners = layout.sequences.find_owners()
         is_word = alignment >= 0
         words_lost = int(sizes.sum()) - int(is_word.sum())
@@ -243,7 +239,7 @@ class TagListReader(TableReader):
         for tag in tags:
             if self.labels and tag not in self.labels:
                 raise data_error(f"{row.location}: tag {tag[:40]!r} is not in the training data")
-        return Example(text=" ".join(words), words=words, tags=tags, id=row.location.rpartition(":")[2])
+        return Example(text=" ".join(words), words=words, tags=tags, id=row.number)
 
     @property
     def input_columns(self) -> tuple[str | None, str | None]:

@@ -78,8 +78,8 @@ class TextPairReader(TableReader):
     """Reader of texts and the texts to generate from them."""
 
     def parse_row(self, row: TableRow) -> Example:
-        target, number = row.get_text(self.label), row.location.rpartition(":")[2]
-        return Example(text=row.get_text(self.text), target=target, answers=(target,), id=number)
+        target = row.get_text(self.label)
+        return Example(text=row.get_text(self.text), target=target, answers=(target,), id=row.number)
 
 
 def has_template(task: Task) -> bool:
@@ -99,9 +99,8 @@ def encode_text_to_text(rules: EncodingRules, examples: Examples, *, training: b
         for number, (example, (_, target)) in enumerate(zip(examples, pairs, strict=True)):
             if target is None:
                 raise missing_value_error(rules.task, number, example, "no target")
-    pool = rules.tokenize(
-        [*(source for source, _ in pairs), *((target or "") if training else "" for _, target in pairs)]
-    )
+    targets = [target or "" if training else "" for _, target in pairs]
+    pool = rules.tokenize([*(source for source, _ in pairs), *targets])
     build = _encode_two_sides if rules.spec.is_encoder_decoder else _encode_one_side
     sequences, lost = build(rules, pool, count, training)
     return build_items(sequences, count_truncated(lost, pool.lengths[:count]))
@@ -148,11 +147,8 @@ def get_start_token(rules: EncodingRules) -> int:
 
 def get_end_tokens(rules: EncodingRules) -> tuple[int, ...]:
     """Return the tokens that end a generated answer."""
-    last = (
-        _build_answer_template(rules).single[-1][0]
-        if rules.spec.is_encoder_decoder
-        else rules.sequence_template.pair[-1][0]
-    )
+    is_separate = rules.spec.is_encoder_decoder
+    last, _ = _build_answer_template(rules).single[-1] if is_separate else rules.sequence_template.pair[-1]
     return (last,) if last >= 0 else rules.spec.special.eos
 
 
@@ -166,9 +162,9 @@ def _build_answer_template(rules: EncodingRules) -> TokenTemplate:
     template = rules.tokenizer.template
     last = template.single[-1][0]
     end = next(iter(rules.spec.special.eos), rules.tokenizer.special.get("eos", rules.tokenizer.special.get("sep")))
-    return (
-        template if last >= 0 or end is None else TokenTemplate(single=(*template.single, (end, 0)), pair=template.pair)
-    )
+    if last >= 0 or end is None:
+        return template
+    return TokenTemplate(single=(*template.single, (end, 0)), pair=template.pair)
 
 
 def _encode_two_sides(rules: EncodingRules, pool: TokenPool, count: int, training: bool) -> tuple[Sequences, Ints]:
