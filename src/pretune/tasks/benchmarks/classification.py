@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.tasks.benchmarks.readers import (
     Csv,
@@ -28,26 +27,20 @@ from pretune.tasks.task import SplitFile
 _POLARITY = ("negative", "positive")
 
 
-@spec
-class FolderReader:
-    """A reader of one text per file, in a folder per label."""
-
-    names: tuple[str, ...]
-
-    def __call__(self, path: Path) -> Iterator[Example]:
-        for label, name in enumerate(self.names):
-            files = sorted((path / name).glob("*.txt"))
-            if not files:
-                raise DataError(f"{path / name}: no .txt files; expected one folder per label: {', '.join(self.names)}")
-            for file in files:
-                yield Example(text="".join(read_text(file)), label=label, id=f"{name}/{file.stem}")
+def read_reviews(path: Path) -> Iterator[Example]:
+    """Yield one text per file, from a folder per label."""
+    for label, name in enumerate(("neg", "pos")):
+        files = sorted((path / name).glob("*.txt"))
+        if not files:
+            raise DataError(f"{path / name}: no .txt files; expected one folder per label: neg, pos")
+        for file in files:
+            yield Example(text="".join(read_text(file)), label=label, id=f"{name}/{file.stem}")
 
 
-_reviews = FolderReader(names=("neg", "pos"))
 IMDB = build_task(
     "imdb",
     "imdb sentence: {text}",
-    list_files(_reviews, train="train", test="test"),
+    list_files(read_reviews, train="train", test="test"),
     labels=_POLARITY,
     folders=("imdb", "aclImdb"),
     kind="classification",

@@ -56,31 +56,30 @@ def normalize_tags(tags: Sequence[str]) -> list[str]:
 
 @spec
 class ConllReader:
-    """A reader of columns between blanks (or tabs): indices of the word and the tag column."""
+    """A reader of columns between blanks (or tabs): the word is the first one, `tag` the index of the tag."""
 
-    word: int = 0
     tag: int = -1
     labels: tuple[str, ...] = ()  # allowed tags; empty: any
 
     def __call__(self, path: Path) -> Iterator[Example]:
         name, document = os.fspath(path), -1
         for start, block in read_sentences(path):
-            if block[0][1][self.word] == _DOCUMENT:
+            if block[0][1][0] == _DOCUMENT:
                 document += 1
                 block = block[1:]
             if not block:
                 continue
-            words = tuple(self._get_cell(cells, self.word, name, line) for line, cells in block)
-            tags = tuple(normalize_tags([self._get_cell(cells, self.tag, name, line) for line, cells in block]))
+            for line, cells in block:
+                if len(cells) < 2 or not -len(cells) <= self.tag < len(cells):
+                    raise DataError(
+                        f"{name}:{line}: no column {self.tag}, the line has {len(cells)}; expected a word and its tag"
+                    )
+            words = tuple(cells[0] for _, cells in block)
+            tags = tuple(normalize_tags([cells[self.tag] for _, cells in block]))
             for (line, _), tag in zip(block, tags, strict=True):
                 _check_label(tag, self.labels, f"{name}:{line}")
             group = None if document < 0 else str(document)
             yield Example(text=" ".join(words), words=words, tags=tags, id=str(start), group=group)
-
-    def _get_cell(self, cells: Sequence[str], index: int, name: str, line: int) -> str:
-        if not -len(cells) <= index < len(cells) or len(cells) < 2:
-            raise DataError(f"{name}:{line}: no column {index}, the line has {len(cells)}; expected a word and its tag")
-        return cells[index]
 
 
 def _check_label(label: str, labels: Sequence[str], location: str, noun: str = "tag") -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.io.files import parse_json
 from pretune.tasks.benchmarks.readers import RowReader, build_task, list_files
@@ -129,41 +128,39 @@ NQ_OPEN = build_task(
 """Natural Questions without passages: questions to a search engine (Kwiatkowski et al., 2019; Lee et al., 2019)"""
 
 
-@spec
-class CoqaReader:
-    """A reader of CoQA's JSON: every question with the turns before it, as "Q: … A: … Q: …"."""
-
-    turns: int = 2  # earlier questions with their answers
-
-    def __call__(self, path: Path) -> Iterator[Example]:
-        for location, story in _read_entries(path, "data"):
-            questions, answers = (_get(story, name, location, list) for name in ("questions", "answers"))
-            if len(questions) != len(answers):
-                raise DataError(f"{location}: {len(questions)} questions and {len(answers)} answers; one for each")
-            extra_turns = story.get("additional_answers", {}).values()
-            question_texts = [_get(turn, "input_text", f"{location}.questions", str) for turn in questions]
-            answer_texts = [_get(turn, "input_text", f"{location}.answers", str) for turn in answers]
-            references = [[_get(turn, "input_text", location, str) for turn in turns] for turns in extra_turns]
-            if any(len(texts) != len(questions) for texts in references):
-                raise DataError(f"{location}: additional_answers must have an answer to each of the questions")
-            for number, (question, answer) in enumerate(zip(question_texts, answer_texts, strict=True)):
-                first = max(number - self.turns, 0)
-                history = zip(question_texts[first:number], answer_texts[first:number], strict=True)
-                yield Example(
-                    text=" ".join([*(f"Q: {q} A: {a}" for q, a in history), f"Q: {question}"]),
-                    pair=_get(story, "story", location, str),
-                    target=answer,
-                    answers=(answer, *(texts[number] for texts in references)),
-                    id=f"{story.get('id', location)}-{number + 1}",
-                    group=str(story.get("id", location)),
-                )
+COQA_TURNS = 2
+"""Earlier questions with their answers that come with a question of CoQA."""
 
 
-_coqa = CoqaReader()
+def read_coqa(path: Path) -> Iterator[Example]:
+    """Yield the questions of CoQA's JSON with the turns before them, as "Q: … A: … Q: …"."""
+    for location, story in _read_entries(path, "data"):
+        questions, answers = (_get(story, name, location, list) for name in ("questions", "answers"))
+        if len(questions) != len(answers):
+            raise DataError(f"{location}: {len(questions)} questions and {len(answers)} answers; one for each")
+        extra_turns = story.get("additional_answers", {}).values()
+        question_texts = [_get(turn, "input_text", f"{location}.questions", str) for turn in questions]
+        answer_texts = [_get(turn, "input_text", f"{location}.answers", str) for turn in answers]
+        references = [[_get(turn, "input_text", location, str) for turn in turns] for turns in extra_turns]
+        if any(len(texts) != len(questions) for texts in references):
+            raise DataError(f"{location}: additional_answers must have an answer to each of the questions")
+        for number, (question, answer) in enumerate(zip(question_texts, answer_texts, strict=True)):
+            first = max(number - COQA_TURNS, 0)
+            history = zip(question_texts[first:number], answer_texts[first:number], strict=True)
+            yield Example(
+                text=" ".join([*(f"Q: {q} A: {a}" for q, a in history), f"Q: {question}"]),
+                pair=_get(story, "story", location, str),
+                target=answer,
+                answers=(answer, *(texts[number] for texts in references)),
+                id=f"{story.get('id', location)}-{number + 1}",
+                group=str(story.get("id", location)),
+            )
+
+
 COQA = build_task(
     "coqa",
     "coqa question: {text} context: {pair}",
-    list_files(_coqa, train="coqa-train-v1.0.json 108647", dev="coqa-dev-v1.0.json 7983"),
+    list_files(read_coqa, train="coqa-train-v1.0.json 108647", dev="coqa-dev-v1.0.json 7983"),
     metrics=("coqa",),
     group_field="group",
 )

@@ -55,22 +55,20 @@ class Fields:
     facts: tuple[str, ...] = ()
 
     def __call__(self, row: TableRow) -> Example:
-        label: int | float | None = None
-        if self.label is not None:
-            label = (
-                read_score(row, self.label, self.scale)
-                if self.scale
-                else read_label_index(row, self.label, self.labels)
-            )
         return Example(
             text=row.get_text(self.text),
             pair=None if self.pair is None else row.get_text(self.pair),
-            label=label,
+            label=self._read_label(row),
             target=None if self.target is None else row.get_text(self.target),
             id="" if self.id is None else str(row.get(self.id)),
             group=None if self.group is None else str(row.get(self.group)),
             facts={name: str(row.get(name)) for name in self.facts},
         )
+
+    def _read_label(self, row: TableRow) -> float | None:
+        if self.label is None:
+            return None
+        return read_score(row, self.label, self.scale) if self.scale else read_label_index(row, self.label, self.labels)
 
 
 Table = Tsv | Jsonl | LabelledLines

@@ -208,6 +208,8 @@ WMT16_EN_RO = _build_wmt(
 
 
 PERSONA = ("your persona: ", "partner's persona: ")
+UTTERANCES = 5
+"""Last utterances of both speakers that a response is given."""
 
 
 @spec
@@ -217,7 +219,6 @@ class DialogueReader:
     With `with_candidates` the candidates are the choices, and the response is the right one.
     """
 
-    utterances: int = 5  # of both speakers, the last one included
     with_candidates: bool = False
 
     def __call__(self, path: Path) -> Iterator[Example]:
@@ -241,7 +242,7 @@ class DialogueReader:
             if not response:
                 raise DataError(f"{name}:{line}: a turn needs an utterance, a tab and a response")
             history.append(utterance.strip())
-            text = "\n".join([*persona, *history[-self.utterances :]])
+            text = "\n".join([*persona, *history[-UTTERANCES:]])
             candidates = [text.strip() for text in cells[2].split("|")] if len(cells) > 2 else []
             facts = {"persona": " ".join(persona), "utterance": history[-1]}
             group = str(dialogue)
