@@ -47,16 +47,16 @@ def _logits(
         return 2 * labels.astype(np.float32) - 1
     if get_type(encoder.task).scoring.gold == "class":
         assert labels is not None
-        return np.eye(len(encoder.labels), dtype=np.float32)[labels]
+        return np.eye(len(encoder.task.labels), dtype=np.float32)[labels]
     if kind == "choice":
         right = [float(index == example.label) for example in examples for index in range(len(example.choices))]
         return np.array(right, dtype=np.float32)[:, None]
     assert targets is not None
     if kind == "dependency":
-        return _arcs(items, targets, len(encoder.labels))
+        return _arcs(items, targets, len(encoder.task.labels))
     target_labels = np.where(targets == IGNORE_INDEX, 0, targets)
     if kind in ("tagging", "srl"):
-        return np.eye(len(encoder.labels), dtype=np.float32)[target_labels]
+        return np.eye(len(encoder.task.labels), dtype=np.float32)[target_labels]
     return np.stack((target_labels & START > 0, target_labels & END > 0), axis=1).astype(np.float32) * 9
 
 

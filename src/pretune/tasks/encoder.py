@@ -6,6 +6,7 @@ items = encoder.encode(parts.train)                # items.counts: truncation st
 stream = TaskStream(items, batch=32, seed=0)       # for `training.dataloader`
 """
 
+import sys
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from pretune.adaptation.heads.base import TaskHead, build_encoder_decoder_inputs
 from pretune.adaptation.heads.sequence import Classification, LabelHead, ScoreHead
 from pretune.adaptation.heads.token import Generation
 from pretune.core.errors import DataError, UsageError
-from pretune.data.sequences import Ints, reserve
+from pretune.data.sequences import reserve
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
@@ -100,6 +101,7 @@ class TaskEncoder:
         stacks = (model.model.encoder, model.model.decoder)
         # The keys of a prefix take positions too.
         reserved_positions = slots + max(stack.prefix_length if stack else 0 for stack in stacks)
+        max_text_length = sys.maxsize if spec.max_length is None else spec.max_length - reserved_positions
         if tokenizer.vocab > spec.vocab:
             raise UsageError(
                 f"the tokenizer has {tokenizer.vocab} tokens, the model {spec.vocab}; use the model's own tokenizer"
@@ -112,7 +114,7 @@ class TaskEncoder:
             spec=spec,
             tokenizer=tokenizer,
             sequence_template=build_task_template(tokenizer, spec),
-            max_length=_resolve_length(task, spec.max_length, max_length, reserved_positions, is_generative),
+            max_length=_resolve_length(task, max_text_length, max_length, reserved_positions, is_generative),
             stride=stride,
             max_new_tokens=_resolve_max_new_tokens(task, spec.max_length, max_new_tokens) if is_generative else 0,
             scale=scale,
@@ -122,18 +124,11 @@ class TaskEncoder:
         if is_generative:
             rules = replace(rules, target_spellings=spell_targets(rules))
         encoder = cls(rules, model.spec)
-        max_default = min(
-            spec.max_length - reserved_positions if spec.max_length else MAX_DEFAULT_LENGTH, MAX_DEFAULT_LENGTH
-        )
-        while (
-            max_length is None
-            and examples
-            and encoder.rules.max_length < max_default
-            and encoder._truncates_many(examples)
-        ):
-            encoder = replace(
-                encoder, rules=replace(encoder.rules, max_length=min(2 * encoder.rules.max_length, max_default))
-            )
+        max_default = min(max_text_length, MAX_DEFAULT_LENGTH)
+        while max_length is None and examples and (length := encoder.rules.max_length) < max_default:
+            if not encoder._truncates_many(examples):
+                break
+            encoder = replace(encoder, rules=replace(encoder.rules, max_length=min(2 * length, max_default)))
         return encoder
 
     def _truncates_many(self, examples: Examples) -> bool:
@@ -150,11 +145,6 @@ class TaskEncoder:
     def slots(self) -> int:
         """Number of virtual tokens before each sequence."""
         return self.rules.slots
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """Names of the classes or tags, in order."""
-        return self.task.labels
 
     @property
     def per_token(self) -> bool:
@@ -181,7 +171,7 @@ class TaskEncoder:
         sequences = replace(items.sequences, special=None)
         if self.slots:
             if alignment is not None and sequences.source is None:
-                alignment = _shift_alignment(alignment, sequences.offsets, self.slots)
+                alignment = np.insert(alignment, np.repeat(sequences.offsets[:-1], self.slots), -1)
             sequences = reserve(sequences, self.slots)
         longest = items.counts.longest + self.slots
         counts = replace(items.counts, longest=longest)
@@ -196,23 +186,14 @@ def find_scale(task: Task, train: Examples) -> tuple[float, float] | None:
     return min(values), max(values)
 
 
-def _shift_alignment(alignment: Ints, offsets: Ints, slots: int) -> Ints:
-    """Insert -1 at the slots before each sequence."""
-    return np.insert(alignment, np.repeat(offsets[:-1], slots), -1)
-
-
-def _resolve_length(
-    task: Task, max_positions: int | None, max_length: int | None, slots: int, is_generative: bool
-) -> int:
+def _resolve_length(task: Task, max_text_length: int, max_length: int | None, slots: int, is_generative: bool) -> int:
     default_length = (GENERATION if is_generative else get_type(task)).inputs.default_length
-    max_text_length = None if max_positions is None else max_positions - slots
     if max_length is None:
-        max_length = default_length if max_text_length is None else min(default_length, max_text_length)
-    if max_text_length is not None and max_length > max_text_length:
+        max_length = min(default_length, max_text_length)
+    if max_length > max_text_length:
         slots_note = f" minus {slots} virtual tokens" if slots else ""
-        raise UsageError(
-            f"max_length must be <= {max_text_length} (positions of this model{slots_note}), got {max_length}"
-        )
+        positions = f"{max_text_length} (positions of this model{slots_note})"
+        raise UsageError(f"max_length must be <= {positions}, got {max_length}")
     if max_length < 2:
         raise UsageError(f"max_length must be >= 2, got {max_length}")
     return max_length
@@ -220,9 +201,8 @@ def _resolve_length(
 
 def _resolve_max_new_tokens(task: Task, max_positions: int | None, max_new_tokens: int | None) -> int:
     has_short_answers = task.template is not None and (task.template.targets or task.scale)
-    limit: Any = (
-        max_new_tokens if max_new_tokens is not None else MAX_LABEL_TOKENS if has_short_answers else MAX_TEXT_TOKENS
-    )
+    default = MAX_LABEL_TOKENS if has_short_answers else MAX_TEXT_TOKENS
+    limit = default if max_new_tokens is None else max_new_tokens
     if limit < 1:
         raise UsageError(f"max_new_tokens must be >= 1, got {limit}")
-    return int(limit) if max_positions is None else min(int(limit), max(max_positions - 4, 1))
+    return limit if max_positions is None else min(limit, max(max_positions - 4, 1))

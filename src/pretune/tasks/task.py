@@ -22,7 +22,7 @@ examples, for every n, a class with share p has n x p examples, rounded up or do
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -301,11 +301,8 @@ def sample_subset(
         raise UsageError(f"the number of examples must be >= 1, got {count}")
     if groups is None:
         return [examples[index] for index in sorted(order_stratified(compute_strata(examples), seed)[:count])]
-    units: dict[object, list[int]] = {}
-    for index, group in enumerate(groups):
-        units.setdefault(index if group is None else group, []).append(index)
     sample: list[int] = []
-    members = [*units.values()]
+    members = _group_indices([index if group is None else group for index, group in enumerate(groups)])
     for place in order_stratified([0] * len(members), seed):
         if sample and len(sample) + len(members[place]) > count:
             break
@@ -323,7 +320,7 @@ def divide(
     """
     if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
         raise UsageError(f"shares must be > 0 and sum to 1, got {', '.join(map(str, shares))}")
-    units = _group_indices(examples, group_field)
+    units = _group_indices([getattr(e, group_field) for e in examples] if group_field else range(len(examples)))
     if len(units) < len(shares):
         unit_name = "examples" if group_field is None else f"different values of '{group_field}'"
         raise DataError(f"{len(units)} {unit_name} cannot be split into {len(shares)} parts; add data")
@@ -342,11 +339,9 @@ def divide(
     return parts
 
 
-def _group_indices(examples: Examples, group_field: str | None) -> list[list[int]]:
-    """Return the indices of examples that stay together: those with the same value of a field."""
-    if group_field is None:
-        return [[index] for index in range(len(examples))]
+def _group_indices(keys: Iterable[object]) -> list[list[int]]:
+    """Return the indices of equal keys, which stay together."""
     groups: dict[object, list[int]] = {}
-    for index, example in enumerate(examples):
-        groups.setdefault(getattr(example, group_field), []).append(index)
+    for index, key in enumerate(keys):
+        groups.setdefault(key, []).append(index)
     return [*groups.values()]
