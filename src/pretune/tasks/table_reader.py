@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError
@@ -97,14 +96,14 @@ class UserTables:
             if blanks.count and notes is not None:
                 notes.append(str(blanks))
 
-    def build_task(self, kind: str, reader: Reader, **fields: Any) -> Task:
+    def build_task(self, kind: str, reader: Reader, metrics: tuple[str, ...], labels: tuple[str, ...] = ()) -> Task:
         """Return the task of these files; every row is read once, so that errors are found now."""
         notes: list[str] = []
         for _ in self.read(reader, notes):
             pass
         # Absolute, so that joining them to any data directory returns them unchanged.
         splits = {split: (SplitFile(str(table.path.absolute()), reader),) for split, table in self.files.items()}
-        return Task(name=self.name, kind=kind, splits=splits, notes=tuple(notes), **fields)
+        return Task(name=self.name, kind=kind, metrics=metrics, splits=splits, labels=labels, notes=tuple(notes))
 
 
 def pick_text_columns(tables: UserTables) -> tuple[str, str, str | None]:

@@ -100,7 +100,7 @@ class ChoiceInputs(Inputs):
 
     def build_user_task(self, tables: UserTables) -> Task:
         reader = ChoiceReader(**tables.pick_columns({"text": "stem", "label": "correct choice"}))
-        return tables.build_task("choice", reader, metrics=("choice_accuracy",))
+        return tables.build_task("choice", reader, ("choice_accuracy",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,13 +166,9 @@ class ClassInputs(SequenceInputs):
         """Build a task of type classification, or of type pair if there are second texts."""
         reader = ClassReader.from_tables(replace(tables, has_pair=True) if self.second_text == "required" else tables)
         source = "classify: {text} {pair}" if reader.pair else "classify: {text}"
-        return tables.build_task(
-            "pair" if reader.pair else "classification",
-            reader,
-            labels=reader.labels,
-            metrics=("accuracy", "f1_macro"),
-            template=Template(source=source, targets=reader.labels),
-        )
+        kind, metrics = "pair" if reader.pair else "classification", ("accuracy", "f1_macro")
+        task = tables.build_task(kind, reader, metrics, reader.labels)
+        return replace(task, template=Template(source=source, targets=reader.labels))
 
     def reads_one_text(self, text: str | None, pair: str | None) -> bool:
         return pair is None and self.second_text != "required"  # pairs of texts are another type

@@ -147,7 +147,7 @@ class TreeInputs(TokenInputs):
     def build_user_task(self, tables: UserTables) -> Task:
         needs = "dependency parsing needs a CoNLL-U file, or JSONL with lists of words, heads and relations"
         reader = pick_word_reader(tables, DependencyReader, TreeListReader, needs, "relations")
-        return tables.build_task("dependency", reader, metrics=("attachment",), labels=reader.labels)
+        return tables.build_task("dependency", reader, ("attachment",), reader.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

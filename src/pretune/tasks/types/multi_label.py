@@ -83,7 +83,7 @@ class MultiLabelInputs(SequenceInputs):
 
     def build_user_task(self, tables: UserTables) -> Task:
         reader = LabelListReader.from_tables(tables)
-        return tables.build_task("multi-label", reader, labels=reader.labels, metrics=("multilabel_f1",))
+        return tables.build_task("multi-label", reader, ("multilabel_f1",), reader.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ class ScoreInputs(SequenceInputs):
 
     def build_user_task(self, tables: UserTables) -> Task:
         reader = ScoreReader.from_tables(tables)
-        return tables.build_task("regression", reader, labels=reader.labels, metrics=("pearson_spearman",))
+        return tables.build_task("regression", reader, ("pearson_spearman",))
 
 
 @dataclass(frozen=True, kw_only=True)

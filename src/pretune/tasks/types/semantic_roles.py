@@ -84,7 +84,7 @@ class RoleInputs(TokenInputs):
         needs = "CoNLL-2005 columns, or JSONL with lists of words and tags and the index of the predicate"
         reader = pick_word_reader(tables, RoleReader, RoleListReader, f"semantic roles need {needs}")
         check_entity_tags(reader.labels, tables.train.path)
-        return tables.build_task("srl", reader, metrics=("argument_f1",), labels=reader.labels)
+        return tables.build_task("srl", reader, ("argument_f1",), reader.labels)
 
 
 SEMANTIC_ROLES = TaskType(name="srl", inputs=RoleInputs(), outputs=TAGGING.outputs, scoring=TAGGING.scoring)

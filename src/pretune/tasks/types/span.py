@@ -121,10 +121,8 @@ class SpanInputs(Inputs):
         for example in tables.read(reader):
             has_unanswerable = has_unanswerable or not example.answers
             groups.add(example.group)
-        return tables.build_task(
-            "span",
-            reader,
-            metrics=("squad2",) if has_unanswerable else ("squad",),
+        return replace(
+            tables.build_task("span", reader, ("squad2",) if has_unanswerable else ("squad",)),
             template=Template(source="question: {text} context: {pair}", target="{answer}"),
             group_field="group" if len(groups) >= NUM_SPLITS else None,  # SQuAD's articles
         )

@@ -124,7 +124,7 @@ class TokenInputs(Inputs):
         if has_entities:
             check_entity_tags(reader.labels, tables.train.path)
         metrics = ("entity_f1", "tag_accuracy") if has_entities else ("tag_accuracy",)
-        return tables.build_task("tagging", reader, metrics=metrics, labels=reader.labels)
+        return tables.build_task("tagging", reader, metrics, reader.labels)
 
 
 @dataclass(frozen=True, kw_only=True)

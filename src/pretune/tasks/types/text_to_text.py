@@ -50,7 +50,7 @@ class TextInputs(Inputs):
 
     def build_user_task(self, tables: UserTables) -> Task:
         reader = TextPairReader(**tables.pick_columns({"text": "source", "label": "target"}))
-        return tables.build_task("generation", reader, metrics=("rouge", "exact_match"))
+        return tables.build_task("generation", reader, ("rouge", "exact_match"))
 
 
 @dataclass(frozen=True, kw_only=True)
