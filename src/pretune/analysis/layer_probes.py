@@ -94,10 +94,6 @@ class TaskProbe:
     layers: list[LayerScore]
     mix: MixScore | None  # None if layers have different widths
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the probes as plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProbes(Analysis):
@@ -120,7 +116,7 @@ class LayerProbes(Analysis):
             "kind": "layers",
             "seeds": self.seeds,
             "penalty": PENALTY,
-            "tasks": [probe.to_dict() for probe in self.tasks],
+            "tasks": [asdict(probe) for probe in self.tasks],
         }
 
     def __repr__(self) -> str:
@@ -287,8 +283,8 @@ def fit_mix(features: Sequence[Floats], y: Ints, z: Ints, classes: int, seed: in
     head = nn.Linear(hidden.shape[-1], classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
-    parameters: list[dict[str, Any]] = [{"params": [*mix.parameters()], "weight_decay": 0.0}]
-    parameters.append({"params": [*head.parameters()]})
+    mix_parameters: dict[str, Any] = {"params": [*mix.parameters()], "weight_decay": 0.0}
+    parameters = [mix_parameters, {"params": [*head.parameters()]}]
     optimizer = torch.optim.AdamW(parameters, lr=MIX_RATE, weight_decay=MIX_DECAY)
     targets = torch.from_numpy(y)
     with torch.enable_grad():

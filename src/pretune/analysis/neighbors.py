@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pretune.analysis.words import WORD_PATTERN, WordIndex, find_words
+from pretune.analysis.words import WORD_PATTERN, WordIndex, find_words, format_tokens
 from pretune.core.errors import DataError, UsageError
 from pretune.data.layout import PackedBatch, pack_batches, pack_in_order
 from pretune.data.sequences import Sequences
@@ -288,13 +288,7 @@ def _find_static_neighbors(
     scores[torch.tensor(hidden_ids, dtype=torch.long, device=vectors.device)] = -2.0
     values, tokens = scores.topk(min(k, len(scores)))
     pairs = zip(tokens.tolist(), values.tolist(), strict=True)
-    return [VocabularyNeighbor(_format_token(tokenizer, i), value) for i, value in pairs if value > -2.0]
-
-
-def _format_token(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of a token, or its spelling if it is not a complete character."""
-    text = tokenizer.decode([token]).strip()
-    return text if text and "\ufffd" not in text else tokenizer.get_token(token)
+    return [VocabularyNeighbor(format_tokens(tokenizer, [i])[0], value) for i, value in pairs if value > -2.0]
 
 
 def _find_word(word: str, text: str) -> tuple[int, int] | None:

@@ -110,13 +110,11 @@ class WeightChanges(Analysis):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row per layer and kind; the kind "all" is the layer."""
-        rows: list[dict[str, Any]] = []
-        for layer in self.layers:
-            changes: dict[str, WeightChange] = {"all": layer, **layer.kinds}
-            rows += [
-                {"layer": layer.name, "kind": kind} | WeightChange.to_dict(change) for kind, change in changes.items()
-            ]
-        return rows
+        return [
+            {"layer": layer.name, "kind": kind} | WeightChange.to_dict(change)
+            for layer in self.layers
+            for kind, change in [("all", layer), *layer.kinds.items()]
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return all changes as plain data."""
@@ -275,11 +273,8 @@ def _has_row_per_token(name: str, weight: Tensor, model: LanguageModel) -> bool:
 
 def _list_head_weights(head: nn.Module | None) -> dict[str, Tensor]:
     """Return the weights of a task head; a first layer that was the pooler of the base model has its name."""
-    weights = {} if head is None else dict(head.named_parameters())
-    return {
-        f"{POOLER_PREFIX if name.startswith('dense.') else HEAD_PREFIX}{name}": weight
-        for name, weight in weights.items()
-    }
+    weights = [] if head is None else head.named_parameters()
+    return {f"{POOLER_PREFIX if name.startswith('dense.') else HEAD_PREFIX}{name}": weight for name, weight in weights}
 
 
 def _cut_rows(name: str, initial: Tensor, final: Tensor) -> tuple[Tensor, Tensor, int]:
