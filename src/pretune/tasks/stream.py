@@ -21,7 +21,6 @@ from dataclasses import replace
 import numpy as np
 
 from pretune.core.errors import UsageError
-from pretune.core.log import format_count
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import lay_out
 from pretune.data.packing import pack
@@ -52,17 +51,12 @@ class TaskStream:
         *,
         batch: int = 32,
         seed: int = 0,
-        ranks: int = 1,
         fixed_shape: bool = False,
-        row: int | None = None,
         mixing: SmoothedMixing | WeightedMixing | None = None,
     ) -> None:
-        if batch < 1 or ranks < 1 or batch % ranks:
-            raise UsageError(
-                f"a batch of {format_count(batch, 'examples')} is not divisible by {ranks} ranks; change its size"
-            )
-        self.items, self.size, self.seed, self.ranks = items, batch, seed, ranks
-        self.fixed_shape, self._row = fixed_shape, row
+        if batch < 1:
+            raise UsageError(f"a batch must have at least 1 example, got {batch}")
+        self.items, self.size, self.seed, self.fixed_shape = items, batch, seed, fixed_shape
         self._lengths, self._source = items.lengths
         number = np.zeros(len(items), dtype=np.int64)
         if items.sequences.sources is not None:
@@ -124,13 +118,6 @@ class TaskStream:
         """Return the row lengths: that of the longest item, or a multiple of it that wastes less space."""
         longest = _round_up(self._lengths.max())
         source_length = None if self._source is None else _round_up(self._source.max())
-        if self._row is not None and self._row < int(self._lengths.max()):
-            raise UsageError(
-                f"row must be >= {int(self._lengths.max())} (tokens of the longest item), got {self._row}; raise row "
-                "or lower max_length"
-            )
-        if self._row is not None:
-            return self._row, source_length
         steps = self.steps(0)
         sample = [self._select_items(step) for step in steps[:: max(len(steps) // ROW_SAMPLE, 1)]]
 
@@ -144,16 +131,14 @@ class TaskStream:
         def estimate_cost(times: int) -> float:
             length, source_length = compute_lengths(times)
             size = length + (source_length or 0)
-            rows_needed = np.array(
-                [int(self._pack_rows(items, length, source_length)[1].max()) + 1 for items in sample]
-            )
+            last_rows = [self._pack_rows(items, length, source_length)[1].max() for items in sample]
+            rows_needed = np.array(last_rows, dtype=np.int64) + 1
             fixed_rows = _choose_rows(rows_needed) if self.fixed_shape else None
             rows = float(rows_needed.sum()) if fixed_rows is None else _compute_cost(rows_needed, fixed_rows)
             return rows * size * (1 + size / DOUBLE_COST_LENGTH)
 
-        return compute_lengths(
-            min(range(1, max(MAX_PACKED_ROW // max(longest, source_length or 0), 1) + 1), key=estimate_cost)
-        )
+        max_times = max(MAX_PACKED_ROW // max(longest, source_length or 0), 1)
+        return compute_lengths(min(range(1, max_times + 1), key=estimate_cost))
 
     def _pack_rows(self, items: Ints, row_length: int, source_length: int | None) -> tuple[Ints, Ints]:
         """Return the items row by row, and the row of each."""
