@@ -109,7 +109,7 @@ LOWER_IS_BETTER = frozenset({"calibration_error", "mean_squared_error"})
 """Metrics for which lower is better (0 is perfect); for all others 1 is perfect."""
 
 
-def get_headline(score: float | Mapping[str, Any]) -> float:
+def get_headline(score: float | Mapping[str, float]) -> float:
     """Return the headline of a score: the number itself, or the first of several.
 
     >>> get_headline({"average": 0.5, "accuracy": 0.75, "f1": 0.25})

@@ -288,7 +288,7 @@ def find_column(columns: Iterable[str], meaning: str) -> str | None:
     return next((alike[name] for name in COLUMNS[meaning] if name in alike), None)
 
 
-def read_id(fields: Mapping[str, Any], location: str) -> str:
+def read_id(fields: Mapping[str, object], location: str) -> str:
     """Return the id of a row as text; empty if it has none.
 
     >>> read_id({"ID": 7, "text": "a"}, "a.jsonl:1"), read_id({"id": None}, "a.jsonl:2"), read_id({}, "a.jsonl:3")

@@ -110,7 +110,7 @@ class Inputs:
         """Return True if the training files had a column of texts and none of second texts."""
         return text is not None and pair is None and self.second_text != "required"
 
-    def read_input(self, fields: Mapping[str, Any], text: str | None, pair: str | None, source: str) -> Example:
+    def read_input(self, fields: Mapping[str, object], text: str | None, pair: str | None, source: str) -> Example:
         """Return the example of a new input; `text` and `pair` are the columns of the training files.
 
         Raises BlankCellError if a text is blank.
@@ -141,7 +141,7 @@ class Inputs:
         example = {"text": content, "pair": second, "id": read_id(fields, source), "facts": facts, **extra}
         return Example(**example)
 
-    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+    def read_fields(self, fields: Mapping[str, object], text: str | None, source: str) -> dict[str, Any]:
         """Return the fields of an example, other than its texts, that a new input has."""
         return {}
 
@@ -295,7 +295,7 @@ def format_probabilities(task: Task, prediction: Prediction) -> dict[str, float]
     return dict(zip(task.labels, shares, strict=True)) if len(task.labels) == len(shares) else shares
 
 
-def read_field(fields: Mapping[str, Any], column: str | None, names: Iterable[str], source: str) -> str | None:
+def read_field(fields: Mapping[str, object], column: str | None, names: Iterable[str], source: str) -> str | None:
     """Return the text of a column, or of the first field with one of the names, "" for null; None if there is none."""
     alike = {str(name).strip().lower(): name for name in reversed([*fields])}
     candidates = [column, *(alike[name] for name in names if name in alike)]

@@ -92,7 +92,7 @@ class ChoiceInputs(Inputs):
         sequences = replace(sequences, labels=build_group_labels(sizes, np.array(places, dtype=np.int64)))
         return build_items(sequences, counts, examples=owner, sizes=sizes)
 
-    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+    def read_fields(self, fields: Mapping[str, object], text: str | None, source: str) -> dict[str, Any]:
         choices = read_choices(fields, source)
         if len(choices) < 2:
             raise DataError(f"{source}: this task needs at least two options in the list 'choices'")
@@ -213,7 +213,7 @@ class ChoiceReader(TableReader):
         return places.pop()
 
 
-def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
+def read_choices(values: Mapping[str, object], location: str) -> tuple[str, ...]:
     """Return the choices of a row: a list, or its numbered or lettered columns in order."""
     names = {str(name).strip().lower(): name for name in values}
     for name in _CHOICE_LISTS:
@@ -231,7 +231,7 @@ def read_choices(values: Mapping[str, Any], location: str) -> tuple[str, ...]:
     columns = [name for _, name in numbered_columns]
     if not columns:
         columns = [letter for letter in "ABCDEFGH" if letter in values]
-    cells = [values[column] for column in columns]
+    cells: list[Any] = [values[column] for column in columns]
     while cells and is_blank(cells[-1]):
         cells.pop()  # a question may have fewer choices than the table has columns
     cells += [None] * (min(len(columns), 2) - len(cells))  # two are needed

@@ -68,7 +68,7 @@ class RoleInputs(TokenInputs):
     def format(self, example: Example) -> dict[str, object]:
         return {**super().format(example), "predicate": example.predicate}
 
-    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+    def read_fields(self, fields: Mapping[str, object], text: str | None, source: str) -> dict[str, Any]:
         values = super().read_fields(fields, text, source)
         if not values["words"]:
             return values

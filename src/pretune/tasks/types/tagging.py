@@ -111,7 +111,7 @@ class TokenInputs(Inputs):
     def format(self, example: Example) -> dict[str, object]:
         return {"words": list(example.words)}
 
-    def read_fields(self, fields: Mapping[str, Any], text: str | None, source: str) -> dict[str, Any]:
+    def read_fields(self, fields: Mapping[str, object], text: str | None, source: str) -> dict[str, Any]:
         """Return the words of an input, split at blanks if it has only a text."""
         word_lists = [_read_words(fields, name, source) for name in COLUMNS["words"]]
         words = next(filter(None, word_lists), tuple((text or "").split()))
@@ -305,9 +305,8 @@ def _read_strings(row: TableRow, column: str) -> tuple[str, ...]:
     return tuple(str(value) for value in values)
 
 
-def _read_words(fields: Mapping[str, Any], name: str, source: str) -> tuple[str, ...]:
+def _read_words(fields: Mapping[str, object], name: str, source: str) -> tuple[str, ...]:
     values = fields.get(name) or ()
-    is_list = isinstance(values, Sequence) and not isinstance(values, str)
-    if not is_list or not all(isinstance(value, str) for value in values):
+    if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(word, str) for word in values):
         raise DataError(f"{source}: '{name}' must be a list of strings")
     return tuple(values)
