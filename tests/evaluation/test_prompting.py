@@ -17,7 +17,6 @@ from pretune.evaluation.prompting import (
     Prompter,
     average_content_free,
     make_content_free,
-    softmax,
 )
 from pretune.evaluation.prompts import (
     PROMPTS,
@@ -28,6 +27,7 @@ from pretune.evaluation.prompts import (
     render_prompt,
 )
 from pretune.inference.scoring import ScoringConfig
+from pretune.metrics.numeric import softmax
 from pretune.tasks import TASKS
 from pretune.tasks.example import Example
 from pretune.tasks.task import SplitFile

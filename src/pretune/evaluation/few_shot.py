@@ -12,9 +12,10 @@ from torch import nn
 from pretune.core.errors import DataError, UsageError
 from pretune.core.log import format_count
 from pretune.evaluation import EvaluationResult, Truncation
-from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter, softmax
+from pretune.evaluation.prompting import ChoiceConfig, ChoiceScores, Prompter
 from pretune.evaluation.prompts import PromptTemplate, build_text_to_text_prompt, draw_shots, get_options, get_prompt
 from pretune.inference.scoring import DEFAULT_SCORING, ScoringConfig
+from pretune.metrics.numeric import softmax
 from pretune.tasks.example import Example, Examples, Prediction, Predictions
 from pretune.tasks.task import Task, sample_subset
 from pretune.tasks.types import get_type, has_answer, score
@@ -121,12 +122,9 @@ def select_examples(task: Task, config: FewShotConfig, shots: int) -> Selection:
     examples = _add_labels(task, examples)
     shot_examples, source = select_shots(task, config, split, examples, shots)
     shot_ids = {id(example) for example in shot_examples}
-    if groups := task.get_groups(examples):  # drop all answers of a question if one of them is a shot
-        shot_groups = {
-            group for example, group in zip(examples, groups, strict=True) if group and id(example) in shot_ids
-        }
-        shot_ids |= {id(example) for example, group in zip(examples, groups, strict=True) if group in shot_groups}
-    examples = [example for example in examples if id(example) not in shot_ids]
+    is_grouped = task.get_groups(examples) is not None  # all answers of a question are dropped if one of them is a shot
+    shot_groups = {example.group for example in examples if is_grouped and example.group and id(example) in shot_ids}
+    examples = [example for example in examples if id(example) not in shot_ids and example.group not in shot_groups]
     if config.limit is not None:
         examples = sample_subset(examples, config.limit, config.seed, task.get_groups(examples))
     return Selection(split, examples, shot_examples, source)

@@ -41,6 +41,7 @@ from pretune.inference.scoring import (
 )
 from pretune.inference.scoring_queries import encode_passages
 from pretune.inference.text_model import get_predictive_model, get_tokenizer
+from pretune.metrics.numeric import softmax
 from pretune.tasks.example import Example, Examples
 
 CONTENT_FREE_INPUTS = ("N/A", "", "[MASK]")
@@ -205,13 +206,3 @@ def average_content_free(logs: Sequence[Floats]) -> Floats:
     [0.625, 0.375]
     """
     return np.asarray(np.log(np.mean([softmax(row) for row in logs], axis=0)))
-
-
-def softmax(scores: Floats) -> Floats:
-    """Return the probabilities of options from their scores.
-
-    >>> softmax(np.log([0.02, 0.06])).round(3).tolist()
-    [0.25, 0.75]
-    """
-    exponentials = np.exp(scores - scores.max())
-    return np.asarray(exponentials / exponentials.sum())

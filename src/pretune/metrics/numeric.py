@@ -87,6 +87,16 @@ def _to_unit_vector(values: Floats) -> Floats:
     return values / size if size else values
 
 
+def softmax(scores: Floats) -> Floats:
+    """Return the probabilities of options from their scores.
+
+    >>> softmax(np.log([0.02, 0.06])).round(3).tolist()
+    [0.25, 0.75]
+    """
+    exponentials = np.exp(scores - scores.max())
+    return np.asarray(exponentials / exponentials.sum())
+
+
 def perplexity(nats: float, units: float) -> float:
     """exp of the mean loss; infinity if a float overflows.
 

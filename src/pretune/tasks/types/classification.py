@@ -17,6 +17,7 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError, suggest
 from pretune.core.log import join_names
 from pretune.data.sequences import Ints
+from pretune.metrics.numeric import softmax
 from pretune.tasks.encoding import (
     EncodingRules,
     Floats,
@@ -235,6 +236,5 @@ def check_known(row: TableRow, value: str, labels: tuple[str, ...]) -> None:
 
 def choose_best(row: Floats) -> Prediction:
     """Return the prediction of the highest logit, with the probabilities of all."""
-    exponentials = np.exp(row.astype(np.float64) - row.max())
-    shares = np.asarray(exponentials / exponentials.sum())
-    return Prediction(label=int(row.argmax()), probabilities=tuple(shares.tolist()), scores=tuple(row.tolist()))
+    shares = tuple(softmax(row.astype(np.float64)).tolist())
+    return Prediction(label=int(row.argmax()), probabilities=shares, scores=tuple(row.tolist()))
