@@ -30,9 +30,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.log import join_names
+from pretune.data.sequences import Ints
 from pretune.tasks.benchmarks.readers import list_files
 from pretune.tasks.example import Example
 from pretune.tasks.table import read_lines
@@ -355,13 +358,24 @@ def is_tree(heads: Sequence[int]) -> bool:
     """
     if list(heads).count(0) != 1 or not all(0 <= head <= len(heads) for head in heads):
         return False
-    for word in range(1, len(heads) + 1):
-        steps = 0
-        while word and steps <= len(heads):
-            word, steps = heads[word - 1], steps + 1
-        if word:
-            return False
-    return True
+    return find_cycle(np.array([0, *heads])) is None
+
+
+def find_cycle(heads: Ints) -> Ints | None:
+    """Return the nodes of a cycle below node 0, or None; `heads` has the head of each node."""
+    state = np.zeros(len(heads), dtype=np.int64)  # the walk that reached a node first
+    state[0] = -1
+    for start in range(1, len(heads)):
+        node = start
+        while not state[node]:
+            state[node] = start
+            node = int(heads[node])
+        if state[node] == start:
+            cycle = [node]
+            while (following := int(heads[cycle[-1]])) != node:
+                cycle.append(following)
+            return np.array(cycle)
+    return None
 
 
 _FILES = {

@@ -28,7 +28,7 @@ from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.data.sequences import Ints, compute_offsets
-from pretune.tasks.benchmarks.conll import DependencyReader, is_tree
+from pretune.tasks.benchmarks.conll import DependencyReader, find_cycle, is_tree
 from pretune.tasks.encoding import EncodingRules, Floats, Items, missing_value_error
 from pretune.tasks.example import Example, Examples, Prediction, Predictions
 from pretune.tasks.table import TableRow, data_error
@@ -70,7 +70,7 @@ def _find_arborescence(scores: Scores) -> NDArray[np.int64]:
     """Return the head of each node in the best tree below node 0; a cycle of best heads is contracted to one node."""
     heads = np.zeros(len(scores), dtype=np.int64)
     heads[1:] = scores[1:].argmax(axis=1)
-    cycle = _find_cycle(heads)
+    cycle = find_cycle(heads)
     if cycle is None:
         return heads
     nodes = np.arange(len(scores))
@@ -91,23 +91,6 @@ def _find_arborescence(scores: Scores) -> NDArray[np.int64]:
             heads[node] = cycle[source[number]] if head == cycle_node else rest[head]
     heads[cycle[broken[inner[cycle_node]]]] = rest[inner[cycle_node]]
     return heads
-
-
-def _find_cycle(heads: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return the nodes of a cycle, or None."""
-    state = np.zeros(len(heads), dtype=np.int64)  # the walk that reached a node first
-    state[0] = -1
-    for start in range(1, len(heads)):
-        node = start
-        while not state[node]:
-            state[node] = start
-            node = int(heads[node])
-        if state[node] == start:
-            cycle = [node]
-            while (following := int(heads[cycle[-1]])) != node:
-                cycle.append(following)
-            return np.array(cycle)
-    return None
 
 
 ROOT_RELATION, UNKNOWN_RELATION = "root", "dep"
