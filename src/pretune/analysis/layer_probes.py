@@ -267,8 +267,8 @@ def _summarize(layer: int, values: NDArray[np.float64]) -> LayerScore:
 
 
 def _average(mixes: Sequence[MixScore]) -> MixScore:
-    weights = np.mean([mix.weights for mix in mixes], axis=0)
-    return MixScore([float(weight) for weight in weights], float(np.mean([mix.accuracy for mix in mixes])))
+    weights = np.mean([mix.weights for mix in mixes], axis=0).tolist()
+    return MixScore(weights, float(np.mean([mix.accuracy for mix in mixes])))
 
 
 def fit_mix(features: Sequence[Floats], y: Ints, z: Ints, classes: int, seed: int) -> MixScore:

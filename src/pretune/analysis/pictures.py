@@ -199,10 +199,8 @@ def group_points(points: Sequence[Facts]) -> dict[str, list[Facts]]:
     for point in points:
         groups.setdefault("" if point["label"] is None else str(point["label"]), []).append(point)
     label_order = sorted(groups, key=lambda label: (-len(groups[label]), label))
-    top = {
-        label: groups[label]
-        for label in label_order[: MAX_LABELS if len(label_order) <= MAX_LABELS else MAX_LABELS - 1]
-    }
+    count = len(label_order) if len(label_order) <= MAX_LABELS else MAX_LABELS - 1
+    top = {label: groups[label] for label in label_order[:count]}
     rare = [point for label in label_order[len(top) :] for point in groups[label]]
     return top | ({f"{len(label_order) - len(top)} rarer labels": rare} if rare else {})
 

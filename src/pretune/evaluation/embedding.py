@@ -82,16 +82,14 @@ def score_hits(
     judgements: Judgements, queries: Sequence[str], hits: Sequence[Sequence[str]], k: int
 ) -> dict[str, float]:
     """Score hits over the queries with judgements; queries without a relevant document are excluded and counted."""
-    judged_queries = [
-        i for i, query in enumerate(queries) if any(gain > 0 for gain in judgements.get(query, {}).values())
-    ]
-    if not judged_queries:
+    relevant = {query: gains for query, gains in judgements.items() if any(gain > 0 for gain in gains.values())}
+    gold = [relevant[query] for query in queries if query in relevant]
+    hit_lists = [row for query, row in zip(queries, hits, strict=True) if query in relevant]
+    if not gold:
         raise DataError(f"none of {len(queries)} queries has a relevant document; check the query ids")
-    gold = [judgements[queries[i]] for i in judged_queries]
-    hit_lists = [hits[i] for i in judged_queries]
     return {
-        "queries": len(judged_queries),
-        "unjudged": len(queries) - len(judged_queries),
+        "queries": len(gold),
+        "unjudged": len(queries) - len(gold),
         "k": k,
         "ndcg": ndcg(gold, hit_lists, k=k),
         "mrr": mrr(gold, hit_lists, k=k),

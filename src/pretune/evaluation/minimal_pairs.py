@@ -27,6 +27,7 @@ from pretune.inference.scoring import (
 )
 from pretune.inference.scoring_queries import Passages, encode_passages
 from pretune.inference.text_model import get_tokenizer
+from pretune.tasks.encoding import deduplicate
 from pretune.tasks.example import Example, Examples
 from pretune.tasks.table import BlankRows, Jsonl, TableRow, is_blank, open_table, read_lines
 
@@ -89,10 +90,9 @@ def average_by_group(correct: Bools, names: Sequence[str | None]) -> dict[str, f
     """Return the accuracy by group; empty if a name is missing."""
     if any(name is None for name in names):
         return {}
-    groups = sorted({str(name) for name in names})
-    owner = np.searchsorted(np.array(groups), np.array(names, dtype=str))
+    groups, owner = np.unique(np.array(names, dtype=str), return_inverse=True)
     means = np.bincount(owner, weights=correct) / np.bincount(owner)
-    return dict(zip(groups, means.tolist(), strict=True))
+    return dict(zip(groups.tolist(), means.tolist(), strict=True))
 
 
 def _tokenize_unique(model: nn.Module, examples: Examples) -> tuple[Passages, Ints]:
@@ -101,16 +101,10 @@ def _tokenize_unique(model: nn.Module, examples: Examples) -> tuple[Passages, In
         raise DataError("no pairs to compare; is the file empty?")
     texts = [text or "" for example in examples for text in (example.text, example.pair)]
     passages = encode_passages(get_tokenizer(model), texts)
-    index_by_tokens: dict[bytes, int] = {}
-    first_positions: list[int] = []
-    indices = np.empty(len(texts), dtype=np.int64)
-    for i in range(len(texts)):
-        key = passages.tokens[passages.offsets[i] : passages.offsets[i + 1]].tobytes()
-        if key not in index_by_tokens:
-            index_by_tokens[key] = len(first_positions)
-            first_positions.append(i)
-        indices[i] = index_by_tokens[key]
-    return passages.take(np.array(first_positions)), indices.reshape(-1, 2)
+    keys = [tokens.tobytes() for tokens in np.split(passages.tokens, passages.offsets[1:-1])]
+    _, indices = deduplicate(keys)
+    _, first_positions = np.unique(indices, return_index=True)
+    return passages.take(first_positions), indices.reshape(-1, 2)
 
 
 def _sum_shared_tokens(sentences: Passages, logprobs: TokenLogProbs, pair: tuple[int, int]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ cannot inject special tokens. The encoding of each type is in `types`.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate, split_room
 from pretune.text.tokenizer import Tokenizer
 
 Floats = NDArray[np.float32]
+T = TypeVar("T")
 
 
 class PooledSequences(NamedTuple):
@@ -90,13 +91,13 @@ class TokenPool:
         return PooledSequences(sequences, np.insert(layout.pool_index, positions, -1))
 
 
-def deduplicate(texts: Sequence[str]) -> tuple[list[str], Ints]:
+def deduplicate(texts: Sequence[T]) -> tuple[list[T], Ints]:
     """Return the distinct texts, and the index of each text among them: passages occur with many questions.
 
     >>> deduplicate(["a", "b", "a"])
     (['a', 'b'], array([0, 1, 0]))
     """
-    numbers: dict[str, int] = {}
+    numbers: dict[T, int] = {}
     text_ids = [numbers.setdefault(text, len(numbers)) for text in texts]
     return [*numbers], np.array(text_ids, dtype=np.int64)
 
@@ -111,17 +112,13 @@ def build_task_template(tokenizer: Tokenizer, spec: Model) -> TokenTemplate:
     if spec.shape != "decoder":
         return template
     special_ids = tokenizer.special
-    prefix, suffix = list(template.prefix), list(template.suffix)
     start = next((special_ids[role] for role in ("bos", "cls", "eos") if role in special_ids), None)
     ends = [special_ids[role] for role in ("cls", "eos", "sep") if role in special_ids]
     end = next((token for token in ends if token != start), ends[0] if ends else None)
     delimiter = next((special_ids[role] for role in ("sep", "eos", "bos") if role in special_ids), None)
-    if not prefix and start is not None:
-        prefix = [(start, 0)]
-    if not suffix and end is not None:
-        suffix = [(end, 0)]
+    prefix = [(token, 0) for token, _ in template.prefix] or ([] if start is None else [(start, 0)])
+    suffix = [(token, 0) for token, _ in template.suffix] or ([] if end is None else [(end, 0)])
     middle = [] if delimiter is None else [(delimiter, 0)]
-    prefix, suffix = [(token, 0) for token, _ in prefix], [(token, 0) for token, _ in suffix]
     return TokenTemplate(
         single=(*prefix, (TEXT_A, 0), *suffix), pair=(*prefix, (TEXT_A, 0), *middle, (TEXT_B, 0), *suffix)
     )
@@ -301,17 +298,16 @@ class EncodingRules:
 
     def fit(self, pool: TokenPool, first: Ints, second: Ints | None = None) -> tuple[PooledSequences, Ints]:
         """Truncate texts of the pool, or pairs, and lay them out; return also the number of tokens each lost."""
+        template = self.sequence_template
+        room = compute_room(template, self.max_length, pair=second is not None)
         first_starts, first_lengths = pool.offsets[:-1][first], pool.lengths[first]
         if second is None:
-            first_kept = np.minimum(first_lengths, compute_room(self.sequence_template, self.max_length, pair=False))
-            return pool.lay_out(self.sequence_template, first_starts, first_kept), first_lengths - first_kept
+            first_kept = np.minimum(first_lengths, room)
+            return pool.lay_out(template, first_starts, first_kept), first_lengths - first_kept
         second_starts, second_lengths = pool.offsets[:-1][second], pool.lengths[second]
-        first_kept, second_kept = split_room(
-            first_lengths, second_lengths, compute_room(self.sequence_template, self.max_length, pair=True)
-        )
-        return pool.lay_out(
-            self.sequence_template, first_starts, first_kept, second_starts, second_kept
-        ), first_lengths - first_kept + second_lengths - second_kept
+        first_kept, second_kept = split_room(first_lengths, second_lengths, room)
+        lost = first_lengths - first_kept + second_lengths - second_kept
+        return pool.lay_out(template, first_starts, first_kept, second_starts, second_kept), lost
 
     def set_segments(self, sequences: Sequences) -> Sequences:
         """Return the sequences with segments if the model uses them, else without."""

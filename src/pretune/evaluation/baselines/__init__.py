@@ -92,11 +92,8 @@ def run_baselines(
     Return the results, and the reasons for the baselines that were not run. `vectors` is a file of word vectors for the
     baseline of averaged vectors; by default they are trained on the task's texts.
     """
-    subset = train
-    if len(train) > max_train_examples:
-        subset = [
-            train[i] for i in sorted(make_generator(seed, 0).permutation(len(train))[:max_train_examples].tolist())
-        ]
+    sample = make_generator(seed, 0).permutation(len(train))[:max_train_examples]
+    subset = [train[i] for i in sorted(sample.tolist())]
     rows: list[BaselineResult] = []
     skip_reasons: dict[str, str] = {}
     for slot in ALL_BASELINES:

@@ -207,22 +207,17 @@ class Outputs:
 
     def format(self, task: Task, prediction: Prediction) -> dict[str, object]:
         """Return the fields of a prediction that are set, for JSON."""
-        record: dict[str, object] = {}
-        if prediction.label is not None:
-            record["label"] = name_label(task, prediction.label)
-        if prediction.probabilities:
-            record["probabilities"] = format_probabilities(task, prediction)
-        if prediction.value is not None:
-            record["score"] = round(prediction.value, 6)
-        if prediction.tags:
-            record["tags"] = list(prediction.tags)
-        if prediction.text is not None:
-            record["text"] = prediction.text
-        if prediction.span is not None:
-            record["span"] = list(prediction.span)
-        if prediction.null_score_diff is not None:
-            record["no_answer"] = round(prediction.null_score_diff, 6)
-        return record
+        label, value, span, difference = prediction.label, prediction.value, prediction.span, prediction.null_score_diff
+        record: dict[str, object] = {
+            "label": None if label is None else name_label(task, label),
+            "probabilities": format_probabilities(task, prediction) or None,
+            "score": None if value is None else round(value, 6),
+            "tags": list(prediction.tags) or None,
+            "text": prediction.text,
+            "span": None if span is None else list(span),
+            "no_answer": None if difference is None else round(difference, 6),
+        }
+        return {name: content for name, content in record.items() if content is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

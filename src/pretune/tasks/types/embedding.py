@@ -23,6 +23,7 @@ from pretune.data.plan import BatchShape
 from pretune.data.sequences import Ints, Sequences
 from pretune.inference.embed import EncodedTexts, encode_texts
 from pretune.tasks import TASKS
+from pretune.tasks.encoding import deduplicate
 from pretune.tasks.table import BlankRows, TableRow, data_error, find_column, open_table
 from pretune.tasks.table_reader import read_label
 from pretune.tasks.task import Task
@@ -236,9 +237,8 @@ def build_text_stream(
     ranks: int = 1,
 ) -> tuple[PairStream, EncodedTexts]:
     """Return the stream of examples, and the encoded texts."""
-    different = list(dict.fromkeys(text for texts in dataset.texts for text in texts))
-    number = {text: i for i, text in enumerate(different)}
-    encoded_texts = encode_texts(tokenizer, [prompt + text for text in different], length)
-    numbers = np.array([[number[text] for text in texts] for texts in dataset.texts], dtype=np.int64)
+    unique_texts, text_ids = deduplicate([text for texts in dataset.texts for text in texts])
+    encoded_texts = encode_texts(tokenizer, [prompt + text for text in unique_texts], length)
     gold = np.array(dataset.gold, dtype=np.float32)
-    return PairStream(encoded_texts.sequences, numbers, gold, batch_size, seed, ranks), encoded_texts
+    text_ids = text_ids.reshape(-1, dataset.columns)
+    return PairStream(encoded_texts.sequences, text_ids, gold, batch_size, seed, ranks), encoded_texts

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pretune.adaptation.heads.base import TaskHead
+from pretune.adaptation.heads.base import TaskHead, find_start_token
 from pretune.adaptation.heads.token import Generation
 from pretune.core.config import spec
-from pretune.core.errors import DataError, UsageError
+from pretune.core.errors import DataError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import Ints, Sequences
 from pretune.tasks.encoding import (
@@ -135,14 +135,11 @@ def spell_targets(rules: EncodingRules) -> tuple[str, ...]:
 
 def get_start_token(rules: EncodingRules) -> int:
     """Return the decoder's start token, of an encoder-decoder."""
-    special = rules.spec.special
-    start = special.start if special.start is not None else next(iter(special.eos), special.bos)
-    if start is None:
-        special_ids = rules.tokenizer.special
-        start = next((special_ids[role] for role in ("bos", "pad", "eos") if role in special_ids), None)
-    if start is None:
-        raise UsageError("the decoder has no start token; set special.start, special.eos or special.bos of the model")
-    return start
+    special, special_ids = rules.spec.special, rules.tokenizer.special
+    role = next((role for role in ("bos", "pad", "eos") if role in special_ids), None)
+    if role is not None and special.start is None and special.bos is None and not special.eos:
+        return special_ids[role]
+    return find_start_token(rules.spec)
 
 
 def get_end_tokens(rules: EncodingRules) -> tuple[int, ...]:
