@@ -36,7 +36,6 @@ from pretune.analysis.attention_patterns import (
     HeadStatistics,
     build_patterns,
     build_visible,
-    classify_heads,
     count_classes,
 )
 from pretune.analysis.held_out import ModelSource, check_texts, open_model, read_held_out
@@ -204,16 +203,7 @@ def analyze_attention(
     if not any(part.queries.any() for part in statistics.values()):
         raise DataError("no text has two tokens, so there is no attention to classify; pass longer texts")
     return AttentionHeads(
-        classes={
-            part: classify_heads(
-                values.means,
-                {name: shares[:, None] for name, shares in values.uniform.items()},
-                values.entropy,
-                threshold=threshold,
-                broad_threshold=broad_threshold,
-            )
-            for part, values in statistics.items()
-        },
+        classes={part: values.classify(threshold, broad_threshold) for part, values in statistics.items()},
         means={part: values.means for part, values in statistics.items()},
         uniform={part: values.uniform for part, values in statistics.items()},
         entropy={part: values.entropy for part, values in statistics.items()},
@@ -353,6 +343,5 @@ def _add_batch(
                 window = None if part == "cross" else getattr(spec.attention, "window", None)
                 causal = stack.causal and part != "cross"
                 visible = build_visible(len(queries.index), len(keys.index), causal=causal, window=window)
-                sequence_weights = weights[layer][place]
-                statistics[part].add(layer, sequence_weights, patterns, visible, is_query)
+                statistics[part].add(layer, weights[layer][place], patterns, visible, is_query)
     check_outputs(output.states, "states")

@@ -136,6 +136,11 @@ class HeadStatistics:
         """Mean entropy `[L, H]` relative to uniform attention: 1 is uniform, 0 a single key."""
         return self.entropy_sums / np.maximum(self.queries, 1)[:, None]
 
+    def classify(self, threshold: float, broad_threshold: float) -> NDArray[Any]:
+        """Return the classes of the heads `[L, H]`."""
+        uniform = {name: shares[:, None] for name, shares in self.uniform.items()}
+        return classify_heads(self.means, uniform, self.entropy, threshold=threshold, broad_threshold=broad_threshold)
+
     @staticmethod
     def _average(sums: Doubles, counts: Doubles) -> dict[str, Doubles]:
         means = sums / np.maximum(counts, 1)
