@@ -50,7 +50,6 @@ class Series:
     band: tuple[tuple[float, float, float], ...] = ()  # x, low, high
     colour: int = 0
     style: str = ""  # dots, dashed, faint
-    marker: str = "o"
 
 
 def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = False) -> Markup:
@@ -68,7 +67,7 @@ def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = F
         # NOTE: a clip path would need an id, and several charts are in one page.
         options = {"color": f"#10c0{line.colour % COLOUR_COUNT:02}", "clip_on": False, "in_layout": False}
         xs, ys = zip(*line.points, strict=True) if line.style == "dots" else average_points(line.points)
-        marker = line.marker if len(xs) <= 12 or line.style == "dots" else ""
+        marker = "o" if len(xs) <= 12 or line.style == "dots" else ""
         style = {"linewidth": 1.6, "markersize": 4, "marker": marker, **_STYLES.get(line.style, {})}
         artists = axes.plot(xs, ys, **options, **style)
         if line.band and has_whiskers:

@@ -63,12 +63,8 @@ def _render_label_sets(predictions: Sequence[Facts]) -> Iterator[Markup]:
     rows = [(name, *(f"{counts[name]:,}" for counts in (*sizes, right))) for name in sorted({*sizes[0], *sizes[1]})]
     yield table(("label", "gold", "predicted", "correct"), rows)
     order = sorted((i for i, count in enumerate(wrong) if count), key=lambda i: (-wrong[i], i))
-    yield join(
-        _render_error(
-            {**predictions[i], "label": " / ".join(sorted(predicted_sets[i])) or "(empty)", "probabilities": {}}
-        )
-        for i in order[:MAX_EXAMPLES]
-    )
+    answers = {i: " / ".join(sorted(predicted_sets[i])) or "(empty)" for i in order[:MAX_EXAMPLES]}
+    yield join(_render_error({**predictions[i], "label": text, "probabilities": {}}) for i, text in answers.items())
 
 
 def _render_classes(predictions: Sequence[Facts], *, has_matrix: bool) -> Iterator[Markup]:
@@ -133,11 +129,8 @@ def _render_scatter(predictions: Sequence[Facts]) -> Iterator[Markup]:
     if not points:
         return
     step = max(len(points) // MAX_DOTS, 1)
-    ends = [(gold, gold) for gold in (min(points)[0], max(points)[0])]
-    dots, diagonal = (
-        Series("examples", tuple(points[::step]), style="dots"),
-        Series("gold", tuple(ends), (), 7, "dashed"),
-    )
+    ends = tuple((gold, gold) for gold in (min(points)[0], max(points)[0]))
+    dots, diagonal = Series("examples", tuple(points[::step]), style="dots"), Series("gold", ends, (), 7, "dashed")
     yield draw_line_chart([dots, diagonal], x="gold", y="predicted")
     gaps = [(-abs(float(row["gold"]) - float(row.get("score", 0))), str(row.get("id"))) for row in predictions]
     worst = [predictions[i] for i in sorted(range(len(gaps)), key=gaps.__getitem__)]

@@ -212,9 +212,8 @@ def _read_other_costs(directory: Path, runs: Sequence[Path]) -> Iterator[tuple[P
 
 def _resolve_runs(directory: Path, names: Sequence[str]) -> list[Path]:
     """Resolve the run directories that results list."""
-    return [
-        io.resolve_inside(directory, name, DataError, RunDir(directory).results, allow_nested=True) for name in names
-    ]
+    file = RunDir(directory).results
+    return [io.resolve_inside(directory, name, DataError, file, allow_nested=True) for name in names]
 
 
 def _read_card(directory: Path, path: str) -> CardFile | None:

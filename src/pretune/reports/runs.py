@@ -120,7 +120,10 @@ def build_learning_curves(runs: Sequence[RunRecord]) -> dict[str, list[Series]]:
     return {
         "pre-training loss": _build_loss_series(pretraining_runs),
         **{
-            f"validation {name.replace('_', ' ')}": _build_validation_series(pretraining_runs, name)
+            f"validation {name.replace('_', ' ')}": [
+                Series(run.name, _collect_validation_points(run, name), colour=place)
+                for place, run in enumerate(pretraining_runs[:MAX_LINES])
+            ]
             for name in ("accuracy", "masked_accuracy")
         },
         "fine-tuning loss": _build_loss_series(finetuning_runs),
@@ -140,13 +143,6 @@ def _build_loss_series(runs: Sequence[RunRecord]) -> list[Series]:
             Series(f"{name}validation", validation, colour=place),
         ]
     return series
-
-
-def _build_validation_series(runs: Sequence[RunRecord], name: str) -> list[Series]:
-    return [
-        Series(run.name, _collect_validation_points(run, name), colour=place)
-        for place, run in enumerate(runs[:MAX_LINES])
-    ]
 
 
 def _collect_validation_points(run: RunRecord, name: str) -> tuple[tuple[float, float], ...]:

@@ -84,7 +84,8 @@ def _render_test_set(runs: Sequence[RunRecord]) -> Markup:
         seeds = facts.format_interval(result) or ("1 seed" if result and has_intervals else "")
         cells = (facts.format_difference(comparison), f"{comparison['p']:.3g}") if comparison else ("", "")
         name = row.name if row.run else f"{row.name} (baseline)"
-        rows.append((name, _render_best(f"{row.score:.4f}", top), draw_interval_chart(*end, span), seeds, *cells))
+        score = element("span", f"{row.score:.4f}", kind="best") if top else f"{row.score:.4f}"
+        rows.append((name, score, draw_interval_chart(*end, span), seeds, *cells))
     better = "run better by" if len(runs) == 1 else f"{best.name} better by"
     heading = f"{Path(runs[0].eval_task).name}: {metric} on {format_count(examples, 'examples')} of {split}"
     return join(
@@ -247,9 +248,8 @@ def draw_label_chart(results: ComparisonResults) -> Markup:
         band = tuple((x, max(y - reach, low), min(y + reach, high)) for x, y, reach in values if reach is not None)
         simple = any(row.get("group", "baseline") in ("baseline", "random") for row in rows)
         points = tuple((x, y) for x, y, _ in values)
-        series.append(
-            Series(method, points, band if len(band) == len(values) > 1 else (), place, "dashed" if simple else "")
-        )
+        band = band if len(band) == len(values) > 1 else ()
+        series.append(Series(method, points, band, place, "dashed" if simple else ""))
     return draw_size_chart(series, str(results.metadata.get("metric", "score")))
 
 
@@ -273,10 +273,6 @@ def _render_mean(row: Facts, mark: str, *, is_best: bool) -> Markup:
     reach = compute_half_interval(row)
     margin: list[str] = [] if reach is None else [" ±", Markup("&nbsp;"), f"{reach:.3f}"]
     return element("span", f"{row['mean']:.3f}", *margin, mark, kind="value best" if is_best else "value")
-
-
-def _render_best(text: str, is_best: bool) -> str:
-    return element("span", text, kind="best") if is_best else text
 
 
 def render_suites(runs: Sequence[RunRecord]) -> Markup:

@@ -85,9 +85,8 @@ def _render_claims(results: Facts) -> Markup:
     rows = []
     for claim in results["claims"]:
         colour = f"c{OUTCOME_COLOURS[claim['outcome']]}"
-        label = element(
-            "span", element("i", kind=f"key {colour}"), element("b", format_verdict(results, claim)), kind="label"
-        )
+        key, verdict = element("i", kind=f"key {colour}"), element("b", format_verdict(results, claim))
+        label = element("span", key, verdict, kind="label")
         rows.append((claim["text"], label, claim["measure"], format_difference(claim), claim["reason"]))
     if not rows:
         return NO_MARKUP
@@ -98,12 +97,9 @@ def _render_claims(results: Facts) -> Markup:
 def _render_tables(results: Facts) -> Markup:
     ours = [element("h3", "This study"), _render_table(results)]
     seeds = format_count(len(results["seeds"]), "seeds")
-    about = (
-        f"Mean over {seeds} with half of the 95 % interval; below it the paired difference to '{results['reference']}'"
-    )
-    ours.append(
-        note(f"{about} with its p-value (paired t-test), bold below {MAX_P:g}. {format_marks(results)}".strip())
-    )
+    about = f"Mean over {seeds} with half of the 95 % interval; below it the paired difference to"
+    p_note = f"'{results['reference']}' with its p-value (paired t-test), bold below {MAX_P:g}."
+    ours.append(note(f"{about} {p_note} {format_marks(results)}".strip()))
     paper = results["study"]["paper"]
     theirs: list[Markup] = []
     if paper["table"] is not None:
@@ -143,9 +139,8 @@ def _render_cell(results: Facts, row: str, measure: Facts, is_best: bool) -> Mar
 
 
 def _render_plots(results: Facts) -> Markup:
-    return join(
-        [place_figures([*_draw_curves(results), *_draw_costs(results)]), place_figures(_draw_intervals(results))]
-    )
+    curves = place_figures([*_draw_curves(results), *_draw_costs(results)])
+    return join([curves, place_figures(_draw_intervals(results))])
 
 
 def _draw_curves(results: Facts) -> Iterator[Markup]:
@@ -288,10 +283,8 @@ def format_tuning(results: Facts) -> str:
     text = f"Learning rates are tuned per cell on dev with the first seed; tries: {tries}."
     if not results["is_tuned"]:
         text += f" Those of {' and '.join(untuned_names)} are not: {default_note}"
-    if edges := _list_edges(results):
-        text += (
-            f" The best is the largest or smallest of those tried for {', '.join(edges)}: a wider range may be better."
-        )
+    if edges := ", ".join(_list_edges(results)):
+        text += f" The best is the largest or smallest of those tried for {edges}: a wider range may be better."
     return text
 
 
@@ -421,10 +414,8 @@ def _list_times(cost: Facts) -> Iterator[tuple[str, str]]:
     wall_seconds = cost.get("wall_seconds") or cost["seconds"]
     is_shared = on_cpu and wall_seconds > BUSY_FACTOR * cpu_seconds > 0
     busy = "; the machine had other work" if is_shared else ""
-    yield (
-        "wall-clock time, one after the other",
-        f"{format_duration(wall_seconds)}{busy}{'' if on_cpu else plan_text}",
-    )
+    wall_text = f"{format_duration(wall_seconds)}{busy}{'' if on_cpu else plan_text}"
+    yield "wall-clock time, one after the other", wall_text
 
 
 def format_other_devices(results: Facts) -> str:
