@@ -28,11 +28,10 @@ def _parse_copa(row: TableRow) -> Example:
     )
 
 
-_copa = RowReader(make=_parse_copa)
 COPA = _choice_task(
     name="copa",
     folders=("copa", "COPA"),
-    splits=list_files(_copa, train="train.jsonl 400", dev="val.jsonl 100"),
+    splits=list_files(RowReader(make=_parse_copa), train="train.jsonl 400", dev="val.jsonl 100"),
     template=Template(
         source="copa choice1: {choice1} choice2: {choice2} premise: {text} question: {question}",
         targets=("choice1", "choice2"),
@@ -49,11 +48,10 @@ def _parse_swag(row: TableRow) -> Example:
     )
 
 
-_swag = RowReader(make=_parse_swag)
 SWAG = _choice_task(
     name="swag",
     folders=("swag", "SWAG"),
-    splits=list_files(_swag, train="train.csv", dev="val.csv"),
+    splits=list_files(RowReader(make=_parse_swag), train="train.csv", dev="val.csv"),
 )
 """SWAG: which of four endings continues a caption? (Zellers et al., 2018)"""
 

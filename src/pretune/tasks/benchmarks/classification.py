@@ -43,7 +43,6 @@ IMDB = build_task(
     list_files(read_reviews, train="train", test="test"),
     labels=_POLARITY,
     folders=("imdb", "aclImdb"),
-    kind="classification",
 )
 """IMDb: sentiment of film reviews, as published in folders (Maas et al., 2011)"""
 
@@ -59,7 +58,6 @@ IMDB_CF = build_task(
         for split, rows in (("train", 1707), ("dev", 245), ("test", 488))
     },
     labels=_POLARITY,
-    kind="classification",
 )
 """IMDb reviews, and the same edited to the opposite sentiment (Kaushik et al., 2020)"""
 
@@ -83,7 +81,6 @@ AGNEWS = build_task(
     list_files(_ag, train="train.csv | train_subset.tsv 9994 part", test="test.csv | test.tsv 7600"),
     labels=_TOPICS,
     folders=("agnews", "ag_news_csv"),
-    kind="classification",
 )
 """AG News: the topic of a news item, one of four (Zhang et al., 2015)"""
 
@@ -94,7 +91,6 @@ SST5 = build_task(
     "sst5 sentence: {text}",
     list_files(_sst5, train="stsa.fine.train 8544", dev="stsa.fine.dev 1101", test="stsa.fine.test 2210"),
     labels=_SENTIMENTS,
-    kind="classification",
 )
 """SST-5: sentiment of sentences in five degrees (Socher et al., 2013)"""
 
@@ -104,7 +100,6 @@ MR = build_task(
     "mr sentence: {text}",
     list_files(_polarity, all="rt-polarity.all 10662"),
     labels=_POLARITY,
-    kind="classification",
 )
 """MR: sentiment of sentences of film reviews, in one file (Pang and Lee, 2005)"""
 
@@ -114,13 +109,11 @@ def _parse_phrase(row: TableRow) -> Example | None:
     return _polarity.make(row) if row.get("text").strip() else None
 
 
-_phrases = RowReader(table=LabelledLines(), make=_parse_phrase)
 MPQA = build_task(
     "mpqa",
     "mpqa sentence: {text}",
-    list_files(_phrases, all="mpqa.all 10603"),
+    list_files(RowReader(table=LabelledLines(), make=_parse_phrase), all="mpqa.all 10603"),
     labels=_POLARITY,
-    kind="classification",
 )
 """MPQA: polarity of phrases of opinion, in one file (Wiebe et al., 2005)"""
 
@@ -145,7 +138,6 @@ TREC = build_task(
     list_files(_trec, train="train_5500.label", test="TREC_10.label"),
     labels=_QUESTION_TYPES,
     folders=("trec", "TREC"),
-    kind="classification",
 )
 """TREC: the type of a question, one of six coarse classes (Li and Roth, 2002)"""
 
@@ -157,7 +149,6 @@ EMOTION = build_task(
     list_files(_emotion, train="train.jsonl 16000", dev="validation.jsonl 2000", test="test.jsonl 2000"),
     labels=_EMOTIONS,
     metrics=("accuracy", "f1_macro"),
-    kind="classification",
 )
 """Emotion: the emotion of a tweet, one of six (Saravia et al., 2018)"""
 
@@ -195,20 +186,18 @@ SNLI = build_task(
 )
 """SNLI: does a caption follow from, or contradict, another? (Bowman et al., 2015)"""
 
-_anli = RowReader(make=replace(_nli_fields, group="tag"))
 ANLI = build_task(
     "anli",
     "anli hypothesis: {pair} premise: {text}",
-    list_files(_anli, test="test.jsonl 3200"),
+    list_files(RowReader(make=replace(_nli_fields, group="tag")), test="test.jsonl 3200"),
     labels=_NLI_LABELS,
 )
 """ANLI: adversarial inference, written by people in three rounds (Nie et al., 2020)"""
 
-_scitail = RowReader(make=replace(_nli_fields, labels=_SCITAIL_LABELS))
 SCITAIL = build_task(
     "scitail",
     "scitail hypothesis: {pair} premise: {text}",
-    list_files(_scitail, test="test.jsonl 2126"),
+    list_files(RowReader(make=replace(_nli_fields, labels=_SCITAIL_LABELS)), test="test.jsonl 2126"),
     labels=_SCITAIL_LABELS,
 )
 """SciTail: does a science question's answer follow from a sentence? (Khot et al., 2018)"""

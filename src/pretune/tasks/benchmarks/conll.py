@@ -105,13 +105,12 @@ def read_sentences(path: Path) -> Iterator[tuple[int, list[tuple[int, list[str]]
 
 
 _NER = ("O", *(f"{part}-{kind}" for kind in ("PER", "ORG", "LOC", "MISC") for part in "BI"))
-_conll = ConllReader(labels=_NER)
 CONLL2003 = Task(
     name="conll2003",
     kind="tagging",
     metrics=("entity_f1", "tag_accuracy"),
     labels=_NER,
-    splits=list_files(_conll, train="eng.train 14041", dev="eng.testa 3250", test="eng.testb 3453"),
+    splits=list_files(ConllReader(labels=_NER), train="eng.train 14041", dev="eng.testa 3250", test="eng.testb 3453"),
     group_field="group",
 )
 """CoNLL-2003: persons, organizations, places and other names in the news (Tjong Kim Sang and De Meulder, 2003)"""
@@ -383,23 +382,21 @@ _FILES = {
     "dev": "en_ewt-ud-dev.conllu 2001",
     "test": "en_ewt-ud-test.conllu 2077",
 }
-_upos = ConlluReader()
 UD_EWT = Task(
     name="ud_ewt",
     kind="tagging",
     metrics=("tag_accuracy",),
     labels=UPOS,
-    splits=list_files(_upos, **_FILES),
+    splits=list_files(ConlluReader(), **_FILES),
 )
 """UD English EWT: universal parts of speech of web text (Silveira et al., 2014)"""
 
-_trees = DependencyReader(labels=EWT_RELATIONS)
 UD_EWT_DEP = Task(
     name="ud_ewt_dep",
     kind="dependency",
     metrics=("attachment",),
     folders=("ud_ewt",),
     labels=EWT_RELATIONS,
-    splits=list_files(_trees, **_FILES),
+    splits=list_files(DependencyReader(labels=EWT_RELATIONS), **_FILES),
 )
 """UD English EWT: dependency trees of web text (Silveira et al., 2014)"""

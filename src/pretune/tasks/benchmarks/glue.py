@@ -23,7 +23,6 @@ COLA = build_task(
     labels=("unacceptable", "acceptable"),
     metrics=("matthews",),
     folders=("cola", "CoLA"),
-    kind="classification",
 )
 """CoLA: is a sentence acceptable English? (Warstadt et al., 2019)"""
 
@@ -34,7 +33,6 @@ SST2 = build_task(
     list_files(_sst2, train="train.tsv 67349", dev="dev.tsv 872", test="test-labeled.tsv 1821"),
     labels=("negative", "positive"),
     folders=("sst2", "SST-2"),
-    kind="classification",
 )
 """SST-2: sentiment of phrases and sentences of film reviews (Socher et al., 2013)"""
 
@@ -120,11 +118,10 @@ RTE = build_task(
 )
 """RTE: does a sentence follow from a text? (the challenges of 2006 to 2011)"""
 
-_wnli = RowReader(make=replace(_rte_fields, labels=("0", "1")))
 WNLI = build_task(
     "wnli",
     "wnli sentence1: {text} sentence2: {pair}",
-    list_files(_wnli, train="train.tsv 635", dev="dev.tsv 71"),
+    list_files(RowReader(make=replace(_rte_fields, labels=("0", "1"))), train="train.tsv 635", dev="dev.tsv 71"),
     labels=("not_entailment", "entailment"),
     folders=("wnli", "WNLI"),
 )

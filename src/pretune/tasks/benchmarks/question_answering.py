@@ -118,11 +118,10 @@ def _make_nq_question(row: TableRow) -> Example:
     return Example(text=row.get_text("question"), target=answers[0], answers=tuple(answers), id=row.number)
 
 
-_nq = RowReader(make=_make_nq_question)
 NQ_OPEN = build_task(
     "nq_open",
     "nq question: {text}",
-    list_files(_nq, train="NQ-open.train.jsonl 87925", dev="NQ-open.dev.jsonl 3610"),
+    list_files(RowReader(make=_make_nq_question), train="NQ-open.train.jsonl 87925", dev="NQ-open.dev.jsonl 3610"),
     metrics=("exact_match",),
 )
 """Natural Questions without passages: questions to a search engine (Kwiatkowski et al., 2019; Lee et al., 2019)"""
@@ -192,12 +191,11 @@ def _make_eli5_question(row: TableRow) -> Example | None:
     return Example(text=question, target=texts[0], answers=tuple(texts), id=name)
 
 
-_eli5 = RowReader(make=_make_eli5_question)
 ELI5 = build_task(
     "eli5",
     "explain: {text}",
     list_files(
-        _eli5,
+        RowReader(make=_make_eli5_question),
         train="eli5-train-kilt.jsonl | train.jsonl",
         dev="eli5-dev-kilt.jsonl 1507 | validation.jsonl",
         test="test.jsonl",

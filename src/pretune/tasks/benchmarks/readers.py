@@ -124,10 +124,13 @@ def build_task(
     metrics: tuple[str, ...] = ("accuracy",),
     folders: tuple[str, ...] = (),
     scale: tuple[float, float] | None = None,
-    kind: Literal["classification", "pair"] = "pair",
     group_field: Literal["text", "pair", "group"] | None = None,
 ) -> Task:
-    """Return a task with a text-to-text template: from `source` to its labels, its score, or else to the target."""
+    """Return a task with a text-to-text template: from `source` to its labels, its score, or else to the target.
+
+    With labels and one field in its source it is a classification of texts, with several one of pairs.
+    """
+    kind = "classification" if source.count("{") == 1 else "pair"
     target = "" if labels else "{score}" if scale else "{target}"
     return Task(
         name=name,

@@ -33,22 +33,20 @@ BOOLQ = build_task(
 """BoolQ: yes/no questions about a passage (Clark et al., 2019)"""
 
 _rte_fields = Fields(text="premise", pair="hypothesis", label="label", labels=_ENTAILMENT, id="idx")
-_cb = RowReader(make=replace(_rte_fields, labels=_CB_LABELS))
 CB = build_task(
     "cb",
     "cb hypothesis: {pair} premise: {text}",
-    list_files(_cb, train="train.jsonl 250", dev="val.jsonl 56"),
+    list_files(RowReader(make=replace(_rte_fields, labels=_CB_LABELS)), train="train.jsonl 250", dev="val.jsonl 56"),
     labels=_CB_LABELS,
     metrics=("accuracy_f1_macro",),
     folders=("cb", "CB"),
 )
 """CB: is the writer of a text committed to one of its clauses? (de Marneffe et al., 2019)"""
 
-_rte = RowReader(make=_rte_fields)
 RTE = build_task(
     "superglue_rte",
     _RTE_SOURCE,
-    list_files(_rte, train="train.jsonl 2490", dev="val.jsonl 277"),
+    list_files(RowReader(make=_rte_fields), train="train.jsonl 2490", dev="val.jsonl 277"),
     labels=_ENTAILMENT,
     folders=("superglue_rte", "RTE"),
 )
@@ -141,22 +139,19 @@ def _parse_wsc(row: TableRow) -> Example:
     )
 
 
-_wsc = RowReader(make=_parse_wsc)
 WSC = build_task(
     "wsc",
     "wsc: {text} noun: {pair}",
-    list_files(_wsc, train="train.jsonl 554", dev="val.jsonl 104"),
+    list_files(RowReader(make=_parse_wsc), train="train.jsonl 554", dev="val.jsonl 104"),
     labels=BOOLEAN_LABELS,
     folders=("wsc", "WSC"),
 )
 """WSC: does a pronoun refer to this noun? (Levesque et al., 2012)"""
 
-_axb = RowReader(make=replace(_rte_fields, text="sentence1", pair="sentence2"))
-_axg = RowReader(make=replace(_rte_fields, group="pair_id"))
 AXB = build_task(
     "superglue_axb",
     _RTE_SOURCE,
-    list_files(_axb, test="AX-b.jsonl 1104"),
+    list_files(RowReader(make=replace(_rte_fields, text="sentence1", pair="sentence2")), test="AX-b.jsonl 1104"),
     labels=_ENTAILMENT,
     metrics=("matthews",),
     folders=("superglue_ax", "AX-b"),
@@ -166,7 +161,7 @@ AXB = build_task(
 AXG = build_task(
     "superglue_axg",
     _RTE_SOURCE,
-    list_files(_axg, test="AX-g.jsonl 356"),
+    list_files(RowReader(make=replace(_rte_fields, group="pair_id")), test="AX-g.jsonl 356"),
     labels=_ENTAILMENT,
     metrics=("accuracy", "gender_parity"),
     folders=("superglue_ax", "AX-g"),

@@ -111,12 +111,11 @@ class ParallelReader:
             raise DataError(f"{target_path}: more lines than {path.name}; the files must be aligned line by line")
 
 
-_en_de = ParallelReader(source="en", target="de")
 MULTI30K = build_task(
     "multi30k",
     "translate English to German: {text}",
     list_files(
-        _en_de,
+        ParallelReader(source="en", target="de"),
         train="train.en 29000",
         dev="val.en 1014",
         test="test_2016_flickr.en 1000",
