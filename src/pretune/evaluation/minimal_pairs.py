@@ -29,7 +29,7 @@ from pretune.inference.scoring_queries import Passages, encode_passages
 from pretune.inference.text_model import get_tokenizer
 from pretune.tasks.encoding import deduplicate
 from pretune.tasks.example import Example, Examples
-from pretune.tasks.table import BlankRows, Jsonl, TableRow, is_blank, open_table, read_lines
+from pretune.tasks.table import BlankRows, Jsonl, TableRow, is_blank, open_table, read_lines, remove_compression
 
 
 def evaluate_minimal_pairs(
@@ -125,7 +125,6 @@ def _drop_zero_counts(counts: dict[str, int]) -> dict[str, int]:
 
 ORDERS = ("good-first", "bad-first")
 GOOD, BAD = "sentence_good", "sentence_bad"
-COMPRESSED_SUFFIXES = frozenset({".gz", ".xz", ".zst", ".bz2"})
 TABLE_SUFFIXES = frozenset({".csv", ".tsv"})
 TEXT_SUFFIXES = frozenset({"", ".txt", ".jsonl", ".json", ".ndjson"}) | TABLE_SUFFIXES
 """File extensions of pairs."""
@@ -191,14 +190,14 @@ def read_pair_folder(path: Path, order: str = "good-first") -> tuple[list[Exampl
 
 def _get_set_name(file: Path) -> str:
     """Return the name of a file without its format extensions."""
-    name = file
-    while name.suffix.lower() in COMPRESSED_SUFFIXES | TEXT_SUFFIXES - {""}:
+    name = remove_compression(file)
+    while name.suffix.lower() in TEXT_SUFFIXES - {""}:
         name = name.with_suffix("")
     return name.name
 
 
 def _holds_pairs(file: Path) -> bool:
-    inner = _remove_compression(file)
+    inner = remove_compression(file)
     if inner.suffix.lower() not in TEXT_SUFFIXES or inner.stem.lower() in IGNORED_STEMS:
         return False
     first = next((line.strip() for _, line in read_lines(file) if line.strip()), "")
@@ -209,14 +208,10 @@ def _holds_pairs(file: Path) -> bool:
     return {GOOD, BAD} <= next(iter(Jsonl().read_rows(file))).values.keys()
 
 
-def _remove_compression(file: Path) -> Path:
-    return file.with_suffix("") if file.suffix.lower() in COMPRESSED_SUFFIXES else file
-
-
 def _is_table(file: Path, first: str) -> bool:
     """Return True for CSV and TSV by the extension, or by a first line that names both sentences."""
     cells = {cell.strip(' "') for cell in re.split(r"[\t,;|]", first)}
-    return _remove_compression(file).suffix.lower() in TABLE_SUFFIXES or {GOOD, BAD} <= cells
+    return remove_compression(file).suffix.lower() in TABLE_SUFFIXES or {GOOD, BAD} <= cells
 
 
 def _parse_object(row: TableRow) -> Example:

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from pretune.core import log
@@ -69,6 +69,7 @@ PAIR_COLUMNS = (
     ("question", "context"),
 )
 """Columns of a pair of texts: GLUE's and SuperGLUE's names, and other common ones."""
+COMPRESSION_SUFFIXES = (".gz", ".xz", ".bz2", ".zst")
 _SAMPLE_ROWS = 50
 _MAX_NAME_LENGTH = 100
 
@@ -310,9 +311,8 @@ def find_pair_columns(columns: Iterable[str], label: str | None = None) -> tuple
     names = {column.strip().lower(): column for column in columns if column != label}
     if "text" in names:
         return None
-    return next(
-        ((names[first], names[second]) for first, second in PAIR_COLUMNS if first in names and second in names), None
-    )
+    pairs = [(names[first], names[second]) for first, second in PAIR_COLUMNS if first in names and second in names]
+    return pairs[0] if pairs else None
 
 
 def pick_column(table: TableFile, column_name: str | None, meaning: str, role: str) -> str:
@@ -340,7 +340,7 @@ def open_table(
     path = check_path(path, DataError)
     if not path.is_file():
         raise DataError(f"{path}: {explain_missing(path)}")
-    ending = _get_extension(path)
+    ending = remove_compression(path).suffix.lower()
     first = next((line for line in "".join(itertools.islice(read_text(path), 1)).split("\n") if line.strip()), "")
     if not first:
         raise DataError(f"{path}: the file is empty")
@@ -440,6 +440,6 @@ def _is_conll(path: Path) -> bool:
     return len(widths) == 1 and widths.pop() >= 2 and any(not line.strip() for line in lines[:-1])
 
 
-def _get_extension(path: Path) -> str:
-    name = PurePath(path.name.lower())
-    return PurePath(name.stem).suffix if name.suffix in (".gz", ".xz", ".bz2", ".zst") else name.suffix
+def remove_compression(path: Path) -> Path:
+    """Return the name of a file without the extension of its compression."""
+    return path.with_suffix("") if path.suffix.lower() in COMPRESSION_SUFFIXES else path

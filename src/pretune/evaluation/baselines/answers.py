@@ -100,9 +100,7 @@ def _find_best_start(weight: NDArray[np.float64], in_question: NDArray[np.bool_]
     positions = np.flatnonzero(weight)
     left_distance = np.maximum(starts[:, None] - positions[None], 0)
     right_distance = np.maximum(positions[None] - (starts[:, None] + count - 1), 0)
-    scores = (
-        (weight[positions] / (1 + left_distance + right_distance)).sum(1) if len(positions) else np.zeros(len(starts))
-    )
+    scores = (weight[positions] / (1 + left_distance + right_distance)).sum(1)
     inside = np.concatenate(([0], np.cumsum(in_question)))
     scores -= 1e6 * (inside[count:] - inside[:-count])
     return int(np.argmax(scores))

@@ -92,14 +92,12 @@ class WindowTags(TaggingBaseline):
         if len(set(y)) < 2:
             return FrequentTag().fit(sentences, tags)
         table = FeatureHasher(self.size, input_type="string", alternate_sign=False)
-        model = SGDClassifier(alpha=self.penalty, max_iter=self.epochs, tol=None, average=True, random_state=seed).fit(
-            table.transform(_extract_features(sentences)), y
-        )
+        model = SGDClassifier(alpha=self.penalty, max_iter=self.epochs, tol=None, average=True, random_state=seed)
+        model.fit(table.transform(_extract_features(sentences)), y)
 
         def predict(sentences: Sentences) -> list[list[str]]:
-            predictions = iter(
-                model.predict(table.transform(_extract_features(sentences))).tolist() if any(sentences) else []
-            )
+            features = [*_extract_features(sentences)]
+            predictions = iter(model.predict(table.transform(features)).tolist() if features else [])
             return [[next(predictions) for _ in words] for words in sentences]
 
         return predict
@@ -165,9 +163,7 @@ class BiLSTMParser(Baseline, NetworkSpec):
         _check_trees(train)
         labels = tuple(sorted({tag for example in train for tag in example.tags}))
         vocabulary = _build_vocabulary(train)
-        sequences, test_sequences = (
-            [_encode(example, vocabulary, labels) for example in part] for part in (train, test)
-        )
+        sequences = [_encode(example, vocabulary, labels) for example in train]
         head = Dependency(classes=len(labels), labels=labels, dropout=self.dropout)
         model = train_network(
             self,
@@ -178,7 +174,7 @@ class BiLSTMParser(Baseline, NetworkSpec):
             evaluate=lambda model, rows: _score(model, [train[i] for i in rows], [sequences[i] for i in rows], labels),
             seed=seed,
         )
-        return _parse(model, test_sequences, labels)
+        return _parse(model, [_encode(example, vocabulary, labels) for example in test], labels)
 
 
 class BiLSTMWithHead(nn.Module):
