@@ -11,7 +11,8 @@ To add one: a file here and a line in the table of `pretune.objectives` (docs/ex
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Literal, Protocol, Self, TypeVar, get_args
+from dataclasses import replace
+from typing import ClassVar, Literal, Protocol, Self, TypeVar, get_args
 
 import numpy as np
 import torch.nn.functional as F
@@ -133,6 +134,9 @@ class Objective(ABC):
 
     __slots__ = ()
 
+    difficulty_settings: ClassVar[tuple[str, ...]] = ()
+    """Settings that only make training harder: the validation loss has their defaults, the paper's."""
+
     @property
     @abstractmethod
     def shapes(self) -> tuple[ModelShape, ...]:
@@ -189,7 +193,11 @@ class Objective(ABC):
 
     def to_evaluation(self) -> Self:
         """Return the objective of the validation loss: equal for all settings that only make training harder."""
-        return self
+        if not self.difficulty_settings:
+            return self
+        defaults = type(self)()
+        changes = {name: getattr(defaults, name) for name in self.difficulty_settings}
+        return replace(self, **changes)  # type: ignore[type-var]
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         """Count the targets of each loss term, by its name, before the model runs."""

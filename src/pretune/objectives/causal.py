@@ -22,7 +22,7 @@ afterwards. Sibling: `masked` sees both sides at once, but predicts 15 % of the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Protocol, Self, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -52,13 +52,10 @@ class CausalLM(Objective):
     temporal_penalty: Annotated[float, Ge(0)] = 0.0  # AWD-LSTM: 1
 
     shapes = ("decoder",)
+    difficulty_settings = ("activation_penalty", "temporal_penalty")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "CausalCorruption":
         return CausalCorruption()
-
-    def to_evaluation(self) -> Self:
-        """Return the form without penalties."""
-        return type(self)()
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         """Count the targets, and the tokens and pairs of successive tokens that have a penalty."""

@@ -30,7 +30,7 @@ from pretune.nn.two_stream import build_stream_masks
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES, ModelShape, Objective, Vocabulary, build_template
 from pretune.objectives.distill import Distill
-from pretune.objectives.masked import MaskedCorruption, mask_tokens
+from pretune.objectives.masked import MaskedLM, MaskingCorruption, mask_tokens
 from pretune.objectives.mixture import Mixture, MixtureCorruption
 from pretune.objectives.seq2seq import NoiseSpans
 from pretune.objectives.span_corruption import SentinelCorruption
@@ -261,7 +261,7 @@ def _hide_words(
     positions = np.array([place for span in spans for place in span])
     if len(np.unique(positions)) < len(positions):
         raise UsageError("--hide names overlapping words; pass each word once")
-    if isinstance(corruption, MaskedCorruption):
+    if isinstance(corruption, MaskingCorruption) and isinstance(corruption.objective, MaskedLM):
         rng = Counters.from_sequences(seed, original, copies=corruption.copies)
         return mask_tokens(original, positions, corruption.replacement, rng)
     if isinstance(corruption, SentinelCorruption):

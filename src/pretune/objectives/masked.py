@@ -9,8 +9,9 @@ languages at once; `replaced_token` fills the masks with a small model and detec
     targets   -   cat   -    -    -    -           10 % a random token, 10 % stay
 """
 
+from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Generic, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,79 +93,71 @@ MAX_WORD_TOKENS = 16
 """Tokens per word: longer words (a line of dashes in characters) are split and masked in parts."""
 
 
-@spec(kind="masked")
-class MaskedLM(Objective):
-    """Masked tokens or whole words, predicted from both sides (BERT, RoBERTa)."""
+@spec
+class MaskingObjective(Objective):
+    """Base of objectives that mask a share of the ordinary tokens of each sequence, for an encoder."""
 
     rate: MaskingRate = 0.15
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
-    words: bool = False  # whole-word masking
-    copies: Positive[int] | None = None  # static masking: number of fixed maskings per text; None: dynamic
-    final_rate: MaskingRate | None = None  # reached linearly in the epoch `rate_epochs`
-    rate_epochs: Annotated[int, Ge(2)] = 10
 
     shapes = ("encoder",)
+    difficulty_settings: ClassVar[tuple[str, ...]] = ("rate", "split")
 
-    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedCorruption":
-        return MaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
+    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskingCorruption":
+        return MaskingCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
 
-    def to_evaluation(self) -> "MaskedLM":
-        """Return the paper's settings: 15 % of the tokens, 80/10/10."""
-        return MaskedLM()
+    @abstractmethod
+    def mask(self, sequences: Sequences, replacement: MaskReplacement, rng: Counters) -> Sequences:
+        """Choose the targets, and replace them in the input."""
 
-    @property
-    def max_rate(self) -> float:
-        """Highest rate of all epochs."""
-        return max(self.rate, self.final_rate or 0.0)
-
-    def compute_rate(self, epochs: Ints | None) -> float | NDArray[np.float64]:
-        """Return the rate, by the epoch of each sequence [S] if it changes."""
-        if self.final_rate is None or epochs is None:
-            return self.rate
-        return self.rate + (self.final_rate - self.rate) * np.minimum(epochs / (self.rate_epochs - 1), 1.0)
-
-
-class MaskingObjective(Protocol):
-    """Objective that masks a share of the ordinary tokens."""
-
-    @property
-    def rate(self) -> float:
-        """Return the share of the tokens that are targets."""
-
-
-M = TypeVar("M", bound=MaskingObjective)
+    def bound_targets(self, tokens: int, sequences: int) -> int:
+        """Return the target slots for a batch of this many tokens and sequences."""
+        return bound_target_slots(self.rate * tokens, sequences / 4, tokens)
 
 
 @dataclass(frozen=True, slots=True)
-class MaskingCorruption(BaseCorruption, Generic[M]):
-    """Base of corruptions that mask a share of the ordinary tokens of each sequence."""
+class MaskingCorruption(BaseCorruption):
+    """The masking of an objective, with the ids of a vocabulary."""
 
-    objective: M
+    objective: MaskingObjective
     replacement: MaskReplacement
 
     @property
     def copies(self) -> int | None:
         return getattr(self.objective, "copies", None)
 
-    def targets(self, tokens: int, sequences: int) -> int:
-        return bound_target_slots(self.objective.rate * tokens, sequences / 4, tokens)
-
-
-class MaskedCorruption(MaskingCorruption[MaskedLM]):
-    """Masked tokens or words: a share of the ordinary tokens of each sequence."""
-
-    __slots__ = ()
-
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        rate = self.objective.compute_rate(sequences.epochs)
-        positions = (choose_words if self.objective.words else choose_tokens)(sequences, rate, rng)
-        return mask_tokens(sequences, positions, self.replacement, rng)
+        return self.objective.mask(sequences, self.replacement, rng)
 
     def targets(self, tokens: int, sequences: int) -> int:
+        return self.objective.bound_targets(tokens, sequences)
+
+
+@spec(kind="masked")
+class MaskedLM(MaskingObjective):
+    """Masked tokens or whole words, predicted from both sides (BERT, RoBERTa)."""
+
+    words: bool = False  # whole-word masking
+    copies: Positive[int] | None = None  # static masking: number of fixed maskings per text; None: dynamic
+    final_rate: MaskingRate | None = None  # reached linearly in the epoch `rate_epochs`
+    rate_epochs: Annotated[int, Ge(2)] = 10
+
+    difficulty_settings = ("rate", "split", "words", "copies", "final_rate", "rate_epochs")
+
+    def mask(self, sequences: Sequences, replacement: MaskReplacement, rng: Counters) -> Sequences:
+        choose = choose_words if self.words else choose_tokens
+        return mask_tokens(sequences, choose(sequences, self.compute_rate(sequences.epochs), rng), replacement, rng)
+
+    def bound_targets(self, tokens: int, sequences: int) -> int:
         # The count of a sequence varies by the word that crosses its budget: little, even with character tokens.
-        return bound_target_slots(
-            self.objective.max_rate * tokens, sequences * (8 if self.objective.words else 0.25), tokens
-        )
+        max_rate, variance = max(self.rate, self.final_rate or 0.0), 8 if self.words else 0.25
+        return bound_target_slots(max_rate * tokens, sequences * variance, tokens)
+
+    def compute_rate(self, epochs: Ints | None) -> float | NDArray[np.float64]:
+        """Return the rate, by the epoch of each sequence [S] if it changes."""
+        if self.final_rate is None or epochs is None:
+            return self.rate
+        return self.rate + (self.final_rate - self.rate) * np.minimum(epochs / (self.rate_epochs - 1), 1.0)
 
 
 def choose_tokens(sequences: Sequences, rate: float | NDArray[np.float64], rng: Counters) -> Ints:
@@ -183,11 +176,17 @@ def choose_words(sequences: Sequences, rate: float | NDArray[np.float64], rng: C
     return words.take(order[fill_budget(length, words.sizes, budget, rng.uniform(0))])
 
 
-def mask_tokens(sequences: Sequences, positions: Ints, replacement: MaskReplacement, rng: Counters) -> Sequences:
-    """Replace the tokens at some positions; the original tokens become the targets."""
+def mask_tokens(
+    sequences: Sequences,
+    positions: Ints,
+    replacement: MaskReplacement,
+    rng: Counters,
+    use: int = 2,
+    share_bits: Bits | None = None,
+) -> Sequences:
+    """Replace the tokens at some positions, by random bits of a use; the original tokens become the targets."""
     tokens, targets = sequences.tokens.copy(), np.full(len(sequences.tokens), IGNORE_INDEX)
     targets[positions] = sequences.tokens[positions]
-    tokens[positions] = replacement.replace_tokens(
-        sequences.tokens[positions], draw_bits_at(rng, 2, sequences, positions)
-    )
+    bits = draw_bits_at(rng, use, sequences, positions)
+    tokens[positions] = replacement.replace_tokens(sequences.tokens[positions], bits, share_bits)
     return replace(sequences, tokens=tokens, targets=targets)

@@ -19,7 +19,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
 from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
-from pretune.objectives.masked import MaskedCorruption, MaskedLM
+from pretune.objectives.masked import MaskedLM, MaskingCorruption
 
 
 @spec(kind="masked_next")
@@ -30,20 +30,17 @@ class MaskedNextToken(Objective):
 
     shapes = ("decoder",)
     needs_attention = True
+    difficulty_settings = ("masking",)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedNextCorruption":
         return MaskedNextCorruption(self.masking.build_corruption(vocabulary, shape))
-
-    def to_evaluation(self) -> "MaskedNextToken":
-        """Return the form with the masking of evaluation: 15 % of the tokens, 80/10/10."""
-        return MaskedNextToken(masking=self.masking.to_evaluation())
 
 
 @dataclass(frozen=True, slots=True)
 class MaskedNextCorruption(BaseCorruption):
     """Masked tokens, with targets one position earlier; the first token of a sequence stays."""
 
-    masking: MaskedCorruption
+    masking: MaskingCorruption
 
     @property
     def copies(self) -> int | None:

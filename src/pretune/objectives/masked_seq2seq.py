@@ -37,15 +37,12 @@ class MaskedSeq2seq(Objective):
     split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
 
     shapes = ("encoder-decoder",)
+    difficulty_settings = ("rate", "split")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MaskedSeq2seqCorruption":
         replacement = MaskReplacement.from_vocabulary(self.split, ensure_mask_token(vocabulary), self.name)
         layout = EncoderDecoderLayout(vocabulary.require_start(self.name))
         return MaskedSeq2seqCorruption(self.rate, replacement, layout)
-
-    def to_evaluation(self) -> "MaskedSeq2seq":
-        """Return the paper's settings: half of the text, 80/10/10."""
-        return MaskedSeq2seq()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +72,7 @@ class MaskedSeq2seqCorruption(BaseCorruption):
         start = np.minimum((rng.uniform(1) * (sizes - counts + 1)).astype(np.int64), sizes - counts)
         positions = index[spread(compute_starts(sizes) + start, counts)]
         tokens = sequences.tokens.copy()
-        tokens[positions] = self.replacement.replace_tokens(
-            tokens[positions], draw_bits_at(rng, 2, sequences, positions)
-        )
+        bits = draw_bits_at(rng, 2, sequences, positions)
+        tokens[positions] = self.replacement.replace_tokens(tokens[positions], bits)
         source = Sequences(tokens=tokens, offsets=sequences.offsets, segments=sequences.segments)
         return self.layout.combine(source, make_labels(sequences, sequences.tokens[positions], counts))

@@ -19,7 +19,7 @@ the last sentinels of the vocabulary; the parts do not use these.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +101,10 @@ def build_denoisers(*, with_mode_tokens: bool = True) -> tuple[Part, ...]:
 
 @spec
 class Mixture(Objective):
-    """One of several objectives for each sequence; by default UL2's denoisers, and text-to-text for pairs (T5)."""
+    """One of several objectives for each sequence; by default UL2's denoisers, and text-to-text for pairs (T5).
+
+    The validation loss has the parts of training: those that differ only in difficulty would collapse into one.
+    """
 
     parts: Annotated[tuple[Part, ...], NonEmpty()] = field(
         default_factory=lambda: (*build_denoisers(), Part(objective=SupervisedSeq2seq(prefix=True)))
@@ -157,10 +160,6 @@ class Mixture(Objective):
         documents = tuple(part.weight if part.reads_documents else 0.0 for part in self.parts)
         pairs = tuple(part.weight if part.reads_pairs else 0.0 for part in self.parts)
         return MixtureCorruption(corruptions, mode_tokens, documents, pairs)
-
-    def to_evaluation(self) -> Self:
-        """Return the mixture unchanged: parts that differ only in difficulty would collapse into one."""
-        return self
 
 
 @dataclass(frozen=True, slots=True)

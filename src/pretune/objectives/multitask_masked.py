@@ -18,20 +18,11 @@ from typing import Annotated
 
 import numpy as np
 
-from pretune.core.config import Gt, Le, spec
+from pretune.core.config import spec
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.nn.attention_mask import MaskKind
-from pretune.objectives.base import ModelShape, Objective, Vocabulary
-from pretune.objectives.masked import (
-    MaskingCorruption,
-    MaskReplacement,
-    ReplacementShares,
-    Share,
-    SumsToOne,
-    choose_tokens,
-    mask_tokens,
-)
+from pretune.objectives.masked import MaskingObjective, MaskReplacement, Share, SumsToOne, choose_tokens, mask_tokens
 from pretune.objectives.prefix import draw_split_points
 from pretune.objectives.segment_sampling import sum_groups
 
@@ -40,33 +31,17 @@ Shares = Annotated[tuple[Share, Share, Share, Share], SumsToOne()]
 
 
 @spec(kind="multitask_masked")
-class MultitaskMaskedLM(Objective):
+class MultitaskMaskedLM(MaskingObjective):
     """Masked tokens under four attention masks: bidirectional, left to right, right to left, seq2seq (UniLM)."""
 
-    rate: Annotated[float, Gt(0), Le(1)] = 0.15
-    split: ReplacementShares = (0.8, 0.1, 0.1)  # masked, replaced by a random token, kept
     shares: Shares = (1 / 3, 1 / 6, 1 / 6, 1 / 3)  # bidirectional, left to right, right to left, sequence to sequence
 
-    shapes = ("encoder",)
-
-    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "MultitaskMaskedCorruption":
-        return MultitaskMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
-
-    def to_evaluation(self) -> "MultitaskMaskedLM":
-        """Return the paper's masking (15 % of the tokens, 80/10/10) with the same shares of attention masks."""
-        return MultitaskMaskedLM(shares=self.shares)
-
-
-class MultitaskMaskedCorruption(MaskingCorruption[MultitaskMaskedLM]):
-    """Masked tokens, and an attention mask for each sequence."""
-
-    __slots__ = ()
-
-    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        bounds = np.cumsum(self.objective.shares)[:-1]
+    def mask(self, sequences: Sequences, replacement: MaskReplacement, rng: Counters) -> Sequences:
+        """Mask tokens, and draw an attention mask for each sequence."""
+        bounds = np.cumsum(self.shares)[:-1]
         view = np.searchsorted(bounds, rng.uniform(3), side="right")
         prefix = np.where(view == MaskKind.PREFIX, measure_first_segments(sequences, rng), 0)
-        corruption = mask_tokens(sequences, choose_tokens(sequences, self.objective.rate, rng), self.replacement, rng)
+        corruption = mask_tokens(sequences, choose_tokens(sequences, self.rate, rng), replacement, rng)
         return replace(corruption, view=view, prefix=prefix)
 
 

@@ -15,7 +15,7 @@ starts with the text, so tokens at the edges are targets less often. Special tok
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated
 
 import numpy as np
 
@@ -38,13 +38,10 @@ class PermutationLM(Objective):
     longest: Positive[int] = 5  # longest span, in tokens
 
     shapes = ("two-stream",)
+    difficulty_settings = ("every", "longest")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedCorruption":
         return PermutedCorruption(self)
-
-    def to_evaluation(self) -> Self:
-        """Return the paper's settings."""
-        return type(self)()
 
 
 @dataclass(frozen=True, slots=True)

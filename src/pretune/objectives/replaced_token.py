@@ -18,7 +18,7 @@ new masks in each epoch give new samples.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +30,6 @@ from pretune.core.types import IGNORE_INDEX, Batch, Loss
 from pretune.data.stream import Corruption
 from pretune.objectives.base import ModelShape, Objective, Vocabulary, count_vocabulary_targets, require_targets
 from pretune.objectives.masked import MaskedLM
-
-DEFAULT_MASKING = MaskedLM(split=(0.85, 0.0, 0.15))
 
 
 @runtime_checkable
@@ -49,17 +47,14 @@ class ReplacedTokenModel(Protocol):
 class ReplacedToken(Objective):
     """Detect the tokens that a small masked language model replaced (ELECTRA)."""
 
-    masking: MaskedLM = DEFAULT_MASKING
+    masking: MaskedLM = MaskedLM(split=(0.85, 0.0, 0.15))
     weight: Positive[float] = 50.0  # of the discriminator's loss
 
     shapes = ("generator-discriminator",)
+    difficulty_settings = ("masking",)
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> Corruption:
         return self.masking.bind(vocabulary, "encoder")
-
-    def to_evaluation(self) -> Self:
-        """Return the objective with the default masking: 15 % of the tokens."""
-        return replace(self, masking=DEFAULT_MASKING)
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         return {"generator": count_vocabulary_targets(batch), "discriminator": (batch.sequence >= 0).sum()}

@@ -49,6 +49,7 @@ class SpanCorruption(Objective):
     specials: NonNegative[int] | None = None  # at most, per sequence, for tighter packing; None: any number
 
     shapes = ("encoder-decoder", "decoder")
+    difficulty_settings = ("rate", "mean")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SentinelCorruption":
         if len(vocabulary.sentinels) < 1 + self.closing:
@@ -58,10 +59,6 @@ class SpanCorruption(Objective):
             )
         sentinels = np.asarray(vocabulary.sentinels, dtype=np.int64)
         return SentinelCorruption(self, sentinels, choose_layout(vocabulary, shape, self.name, prefix=self.prefix))
-
-    def to_evaluation(self) -> "SpanCorruption":
-        """Return the paper's rate and span length: 15 % in spans of 3."""
-        return SpanCorruption(closing=self.closing, prefix=self.prefix, specials=self.specials)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,25 +14,19 @@ Input: sentences, documents or pairs. Siblings: `masked` masks tokens or words; 
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pretune.core.config import Gt, Le, Lt, Positive, spec
+from pretune.core.config import Gt, Lt, Positive, spec
 from pretune.core.errors import UsageError
-from pretune.core.types import IGNORE_INDEX, Batch, Loss
+from pretune.core.types import Batch, Loss
 from pretune.data.sampling import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
-from pretune.objectives.base import (
-    ModelShape,
-    Objective,
-    PretrainingModel,
-    Vocabulary,
-    count_vocabulary_targets,
-)
-from pretune.objectives.masked import MaskingCorruption, MaskReplacement, ReplacementShares
+from pretune.objectives.base import PretrainingModel, count_vocabulary_targets
+from pretune.objectives.masked import MaskingObjective, MaskReplacement, mask_tokens
 from pretune.objectives.segment_sampling import (
     Bits,
     Floats,
@@ -119,25 +113,16 @@ def draw_lengths(odds: Floats, bits: Bits) -> Ints:
 
 
 @spec(kind="span_masked")
-class SpanMaskedLM(Objective):
+class SpanMaskedLM(MaskingObjective):
     """Masked spans of words, optionally with the span boundary objective (SpanBERT, ALBERT)."""
 
-    rate: Annotated[float, Gt(0), Le(1)] = 0.15
-    split: ReplacementShares = (0.8, 0.1, 0.1)  # of the spans or tokens: masked, replaced by random tokens, kept
     replace_by: Literal["span", "token"] = "span"  # unit of `split`
     spans: Geometric | NGram = Geometric()
     boundary: Boundary | None = None  # needs a model with a span head
     copies: Positive[int] | None = None
 
-    shapes = ("encoder",)
     words = True
-
-    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "SpanMaskedCorruption":
-        return SpanMaskedCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
-
-    def to_evaluation(self) -> Self:
-        """Return the paper's rate and shares: 15 %, 80/10/10 of the spans."""
-        return replace(self, rate=0.15, split=(0.8, 0.1, 0.1), copies=None)
+    difficulty_settings = ("rate", "split", "copies")
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         count = count_vocabulary_targets(batch)
@@ -151,29 +136,17 @@ class SpanMaskedLM(Objective):
         boundary = replace(boundary_loss(model, states, batch), weight=self.boundary.weight)
         return Loss.from_parts({"masked": masked_loss, "boundary": boundary})
 
-
-class SpanMaskedCorruption(MaskingCorruption[SpanMaskedLM]):
-    """Masked spans: a share of the ordinary tokens of each sequence."""
-
-    __slots__ = ()
-
-    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+    def mask(self, sequences: Sequences, replacement: MaskReplacement, rng: Counters) -> Sequences:
         words = WordSpans.from_sequences(sequences)
-        runs = cut_runs(words, self.objective.spans.draw(rng.bits(0, words.sizes)))
-        counts = round_randomly(self.objective.rate * words.count_tokens(), rng.uniform(1))
+        runs = cut_runs(words, self.spans.draw(rng.bits(0, words.sizes)))
+        counts = round_randomly(self.rate * words.count_tokens(), rng.uniform(1))
         spans = fill_runs(runs, counts, rng.bits(2, runs.sizes))
-        positions = spread(spans.start, spans.length)
-        tokens, targets = sequences.tokens.copy(), np.full(len(sequences.tokens), IGNORE_INDEX)
-        blanks = np.full(len(tokens), -1)
-        targets[positions] = tokens[positions]
+        positions, share_bits = spread(spans.start, spans.length), None
+        if self.replace_by == "span":
+            share_bits = np.repeat(draw_bits_at(rng, 3, sequences, spans.start), spans.length)
+        blanks = np.full(len(sequences.tokens), -1)
         blanks[positions] = np.repeat(spread(np.zeros_like(spans.sizes), spans.sizes), spans.length)
-        kinds = None
-        if self.objective.replace_by == "span":
-            kinds = np.repeat(draw_bits_at(rng, 3, sequences, spans.start), spans.length)
-        tokens[positions] = self.replacement.replace_tokens(
-            tokens[positions], draw_bits_at(rng, 4, sequences, positions), kinds
-        )
-        return replace(sequences, tokens=tokens, targets=targets, blanks=blanks)
+        return replace(mask_tokens(sequences, positions, replacement, rng, 4, share_bits), blanks=blanks)
 
 
 def cut_runs(words: WordSpans, lengths: Ints) -> WordSpans:

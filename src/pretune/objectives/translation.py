@@ -11,52 +11,37 @@ train both objectives of the paper. Siblings: `masked` reads one language at a t
     targets    -    -   cat    -     -     -     -    sitzt   -
 """
 
-from typing import Annotated
-
 import numpy as np
 
-from pretune.core.config import Gt, Le, Positive, spec
+from pretune.core.config import Positive, spec
 from pretune.data.sampling import Counters, to_uniform
 from pretune.data.sequences import Ints, Sequences
-from pretune.objectives.base import ModelShape, Objective, Vocabulary, bound_target_slots
-from pretune.objectives.masked import MaskingCorruption, MaskReplacement, ReplacementShares, mask_tokens
+from pretune.objectives.base import bound_target_slots
+from pretune.objectives.masked import MaskingObjective, MaskReplacement, mask_tokens
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly, sample_k
 
 
 @spec
-class Translation(Objective):
+class Translation(MaskingObjective):
     """Masked tokens in a sentence and its translation (XLM)."""
 
-    rate: Annotated[float, Gt(0), Le(1)] = 0.15
-    split: ReplacementShares = (0.8, 0.1, 0.1)
     copies: Positive[int] | None = None
 
-    shapes = ("encoder",)
     pairs = "kept"
+    difficulty_settings = ("rate", "split", "copies")
 
-    def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "TranslationCorruption":
-        return TranslationCorruption(self, MaskReplacement.from_vocabulary(self.split, vocabulary, self.name))
-
-    def to_evaluation(self) -> "Translation":
-        return Translation()
-
-
-class TranslationCorruption(MaskingCorruption[Translation]):
-    """Masked tokens: a share of the ordinary tokens of each side."""
-
-    __slots__ = ()
-
-    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+    def mask(self, sequences: Sequences, replacement: MaskReplacement, rng: Counters) -> Sequences:
+        """Mask a share of the ordinary tokens of each side."""
         index, _ = find_ordinary_tokens(sequences)
         first = find_side_starts(sequences, index)
         sizes = np.diff(np.append(first, len(index)))
         chance = draw_bits_at(rng, 0, sequences, index[first])
-        counts = round_randomly(self.objective.rate * sizes, to_uniform(chance))
+        counts = round_randomly(self.rate * sizes, to_uniform(chance))
         positions = index[sample_k(draw_bits_at(rng, 1, sequences, index), sizes, counts)]
-        return mask_tokens(sequences, positions, self.replacement, rng)
+        return mask_tokens(sequences, positions, replacement, rng)
 
-    def targets(self, tokens: int, sequences: int) -> int:
-        return bound_target_slots(self.objective.rate * tokens, sequences / 2, tokens)
+    def bound_targets(self, tokens: int, sequences: int) -> int:
+        return bound_target_slots(self.rate * tokens, sequences / 2, tokens)
 
 
 def find_side_starts(sequences: Sequences, index: Ints) -> Ints:
