@@ -73,9 +73,8 @@ class BatchStats:
         return total
 
     def __add__(self, stats: "BatchStats") -> "BatchStats":
-        return BatchStats(
-            **{part.name: getattr(self, part.name) + getattr(stats, part.name) for part in fields(BatchStats)}
-        )
+        sums = {part.name: getattr(self, part.name) + getattr(stats, part.name) for part in fields(BatchStats)}
+        return BatchStats(**sums)
 
     @property
     def total_tokens(self) -> int:
@@ -151,9 +150,8 @@ def _map_parts(value: Any, kind: type, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, kind):
         return change(value)
     if isinstance(value, Batch | Targets):
-        return replace(
-            value, **{part.name: _map_parts(getattr(value, part.name), kind, change) for part in fields(value)}
-        )
+        parts = {part.name: _map_parts(getattr(value, part.name), kind, change) for part in fields(value)}
+        return replace(value, **parts)
     return value
 
 

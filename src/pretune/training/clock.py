@@ -56,39 +56,29 @@ class TrainingClock:
             return initial_progress
         remaining_phases = len(self.phase_ends) - len(state.phases)  # each will be compiled too
         remaining_seconds = self.budget - self.reserved_seconds - remaining_phases * state.lead - start_time
-        progress = (
-            min(
-                initial_progress
-                + (1 - initial_progress) * (state.elapsed_seconds - start_time) / max(remaining_seconds, 1e-9),
-                1.0,
-            )
-            if remaining_seconds > 0
-            else 1.0
-        )
+        progress = 1.0
+        if remaining_seconds > 0:
+            added_progress = (1 - initial_progress) * (state.elapsed_seconds - start_time) / remaining_seconds
+            progress = min(initial_progress + added_progress, 1.0)
         return max(progress, state.progress[-1]) if state.progress else progress  # NOTE: the reserve may shrink
 
     @property
     def reserved_seconds(self) -> float:
         """Seconds of the budget reserved for the end of the run, at its current speed."""
-        return self.reserve * self._compute_slowdown() + self.tail_steps * (
-            median(self._recent_seconds) if self._recent_seconds else 0.0
-        )
+        step_seconds = median(self._recent_seconds) if self._recent_seconds else 0.0
+        return self.reserve * self._compute_slowdown() + self.tail_steps * step_seconds
 
     def _compute_slowdown(self) -> float:
-        return self._initial_slowdown * (
-            max(median(self._recent_seconds) / self._initial_seconds, 1.0) if self._initial_seconds else 1.0
-        )
+        slowdown = median(self._recent_seconds) / self._initial_seconds if self._initial_seconds else 1.0
+        return self._initial_slowdown * max(slowdown, 1.0)
 
     def start_phase(self, state: TrainState) -> None:
         """Start or resume a phase."""
         if self.budget is not None:
             state.anchor = (self.compute_progress(state) if state.anchor[1] >= 0 else state.anchor[0], -1.0)
             self._phase_start = (state.step, time.monotonic())
-            self._initial_slowdown, self._initial_seconds, self._newest_start = (
-                self._compute_slowdown(),
-                None,
-                (-1, 0.0),
-            )
+            self._initial_slowdown = self._compute_slowdown()
+            self._initial_seconds, self._newest_start = None, (-1, 0.0)
             self._recent_seconds.clear()  # sequence lengths differ between phases
 
     def __call__(self, loop: Loop, metrics: Sequence[StepMetrics]) -> None:
@@ -96,10 +86,9 @@ class TrainingClock:
         for step_metrics in metrics:
             if self.budget is not None and loop.state.anchor[1] < 0 and step_metrics.step > self._phase_start[0]:
                 loop.state.anchor = (loop.state.anchor[0], step_metrics.elapsed_seconds)
-                seconds = loop.ranks.broadcast_object(
-                    loop.start_time + step_metrics.elapsed_seconds - self._phase_start[1]
-                )  # all ranks must end at the same step
-                loop.state.lead = max(loop.state.lead, seconds)
+                seconds = loop.start_time + step_metrics.elapsed_seconds - self._phase_start[1]
+                # All ranks must end at the same step.
+                loop.state.lead = max(loop.state.lead, loop.ranks.broadcast_object(seconds))
             elif step_metrics.step == self._newest_start[0] + 1 and step_metrics.step > self._phase_start[0] + 1:
                 self._recent_seconds.append(step_metrics.elapsed_seconds - self._newest_start[1])
                 if self._initial_seconds is None and len(self._recent_seconds) == RECENT_STEPS:
@@ -136,6 +125,5 @@ def estimate_reserve(*, parameters: int, startup_seconds: float, save_seconds: f
     """
     busy = startup_seconds / max(time.process_time(), 1e-3)
     exit_seconds = EXIT_SECONDS * min(max(busy, 1.0), MAX_SLOWDOWN)
-    return (
-        exit_seconds + max(FINAL_SAVES * save_seconds, 5 * 4 * parameters / DISK_BYTES_PER_SECOND) + 1.25 * eval_seconds
-    )
+    write_seconds = max(FINAL_SAVES * save_seconds, 5 * 4 * parameters / DISK_BYTES_PER_SECOND)
+    return exit_seconds + write_seconds + 1.25 * eval_seconds

@@ -11,7 +11,6 @@ with a time budget: `compute_factor_at` then multiplies a warmup by steps with a
 
 import math
 import os
-from collections.abc import Callable
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -27,8 +26,6 @@ from pretune.training.optim.adafactor import Adafactor
 from pretune.training.optim.lamb import Lamb
 from pretune.training.optim.muon import Muon
 from pretune.training.optim.sgd import ASGD, SGD, Adagrad
-
-DecayFunction = Callable[[float], float]
 
 
 class FractionOrSteps(Constraint):
@@ -49,12 +46,15 @@ class WarmupThenDecay:
 
     warmup: Warmup
 
-    def compute_factor(self, step: int, total: int) -> float:
-        return _apply_warmup(self.warmup, step, total, self._decay)
+    def compute_factor(self, step: float, total: float) -> float:
+        warmup_steps = _resolve_warmup(self.warmup, total)
+        if step < warmup_steps:
+            return step / warmup_steps
+        return self._decay(min((step - warmup_steps) / (total - warmup_steps), 1.0))
 
     def compute_factor_at(self, progress: float, step: int) -> float:
         if self.warmup < 1:
-            return _apply_warmup(self.warmup, progress, 1.0, self._decay)
+            return self.compute_factor(progress, 1.0)
         return _compute_warmup_factor(self.warmup, step) * self._decay(min(progress, 1.0))
 
     def _decay(self, x: float) -> float:
@@ -111,7 +111,7 @@ class InverseSquareRoot:
         return self.compute_factor_at(step / total, step)
 
     def compute_factor_at(self, progress: float, step: int) -> float:
-        warmup_factor = step / self.warmup if step < self.warmup else 1.0
+        warmup_factor = _compute_warmup_factor(self.warmup, step)
         peak = max(self.warmup + self.hold, 1)
         return warmup_factor * math.sqrt(peak / max(step, peak)) * _compute_cooldown_factor(progress, self.cooldown)
 
@@ -179,14 +179,6 @@ class SlantedTriangular:
 
 
 Schedule = Constant | LinearSchedule | Cosine | InverseSquareRoot | Stable | SlantedTriangular
-
-
-def _apply_warmup(warmup: float, step: float, total: float, decay: DecayFunction) -> float:
-    """Increase linearly to 1 during the warmup, then decay over the rest of the run."""
-    warmup_steps = _resolve_warmup(warmup, total)
-    if step < warmup_steps:
-        return step / warmup_steps
-    return decay(min((step - warmup_steps) / (total - warmup_steps), 1.0))
 
 
 def _compute_warmup_factor(warmup: float, step: float) -> float:

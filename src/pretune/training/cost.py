@@ -195,9 +195,7 @@ def build_flops_counter(*models: Model) -> Callable[[BatchStats], float]:
         if not stats.tokens:
             return 0.0
         target_share = min(1.0, stats.targets / stats.tokens)
-        return sum(
-            _count_flops(model, stats, target_share if number == 0 else 0.0) for number, model in enumerate(models)
-        )
+        return sum(_count_flops(model, stats, 0.0 if number else target_share) for number, model in enumerate(models))
 
     return count
 
@@ -342,11 +340,8 @@ class CostRates:
 def find_peak_flops(device: torch.device | str, precision: torch.dtype | None) -> float | None:
     """Return the peak FLOP/s of a known device by its data sheet; a precision of None is fp32."""
     known_device = _find_device(torch.device(device))
-    if known_device is None:
-        return None
-    return known_device.flops.get(
-        {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision or torch.float32, "fp32")
-    )
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}.get(precision or torch.float32, "fp32")
+    return None if known_device is None else known_device.flops.get(name)
 
 
 def compute_cost(
@@ -359,6 +354,7 @@ def compute_cost(
     energy = merge_energy(part for total in totals for part in total.energy)
     kwh = sum(part.joules for part in energy) / _JOULES_PER_KWH
     hour, per_kwh = _resolve_prices(cost_rates, table)
+    is_assumed = cost_rates.dollars_per_device_hour is None and cost_rates.dollars_per_kwh is None
     return CostFile(
         kind="cost",
         device=torch.cuda.get_device_name(torch_device) if torch_device.type == "cuda" else torch_device.type,
@@ -376,9 +372,7 @@ def compute_cost(
         dollars=seconds / 3600 * len(totals) * hour + kwh * per_kwh,
         dollars_per_device_hour=hour,
         dollars_per_kwh=per_kwh,
-        price_label="assumed"
-        if cost_rates.dollars_per_device_hour is None and cost_rates.dollars_per_kwh is None
-        else "given",
+        price_label="assumed" if is_assumed else "given",
     )
 
 
@@ -390,9 +384,8 @@ def _resolve_prices(cost_rates: CostRates, device: Device | None) -> tuple[float
     """Return dollars per hour and per kWh: the rent of the table, or the electricity of an owned device."""
     rent = (device.rent if device else None) or 0.0
     hour = rent if cost_rates.dollars_per_device_hour is None else cost_rates.dollars_per_device_hour
-    return hour, (
-        0.0 if hour else DOLLARS_PER_KWH
-    ) if cost_rates.dollars_per_kwh is None else cost_rates.dollars_per_kwh
+    electricity = 0.0 if hour else DOLLARS_PER_KWH
+    return hour, electricity if cost_rates.dollars_per_kwh is None else cost_rates.dollars_per_kwh
 
 
 def _format_label(energy: Sequence[Energy]) -> str:

@@ -69,14 +69,10 @@ class CudaGraphRunner:
         recording = self._recordings.pop(key, None)
         if recording is None:
             self._pass_counts[key] += 1
-            new_recording = (
-                None
-                if self._pass_counts[key] <= WARMUP_STEPS or not self._make_room()
-                else self._record_pass(packed_batch, run, counts)
-            )
-            if new_recording is None:
+            if self._pass_counts[key] > WARMUP_STEPS and self._make_room():
+                recording = self._record_pass(packed_batch, run, counts)
+            if recording is None:
                 return run(batch, counts)
-            recording = new_recording
         self._recordings[key], self._last_used[key] = recording, self._passes
         packed_batch.write(recording.memory)
         for name, value in counts.items():
@@ -103,10 +99,8 @@ class CudaGraphRunner:
         device = next(iter(counts.values())).device
         memory = torch.empty(packed_batch.layout.size, dtype=torch.uint8, device=device)
         packed_batch.write(memory)
-        (batch,), static_counts = (
-            packed_batch.layout.read(memory),
-            {name: value.clone() for name, value in counts.items()},
-        )
+        (batch,) = packed_batch.layout.read(memory)
+        static_counts = {name: value.clone() for name, value in counts.items()}
         try:
             replay, loss = self._record(lambda: run(batch, static_counts))
         except (torch.OutOfMemoryError, RuntimeError) as error:

@@ -129,12 +129,12 @@ class Ranks:
             trainable = [parameter for parameter, count in zip(trainable, rank_counts.tolist(), strict=True) if count]
             for parameter in trainable:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        for gradients in _split_into_buckets([parameter.grad for parameter in trainable if parameter.grad is not None]):
+        all_gradients = [parameter.grad for parameter in trainable if parameter.grad is not None]
+        for gradients in split_into_chunks(all_gradients, BUCKET_SIZE):
             averages = self.sum(torch.cat([gradient.flatten() for gradient in gradients])).div_(self.world)
-            for slope, part in zip(
-                gradients, torch.split(averages, [gradient.numel() for gradient in gradients]), strict=True
-            ):
-                slope.copy_(part.view_as(slope))
+            sizes = [gradient.numel() for gradient in gradients]
+            for gradient, part in zip(gradients, torch.split(averages, sizes), strict=True):
+                gradient.copy_(part.view_as(gradient))
 
     def check_parallel(self, mode: Parallel) -> None:
         """Raise a UsageError if these ranks cannot run a parallel mode."""
@@ -217,18 +217,18 @@ def _translate_errors() -> Iterator[None]:
         raise ResourceError(f"lost contact to another rank ({reason:.200}); continue with --resume") from error
 
 
-def _split_into_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Group tensors, in order, into buckets of one dtype and at most BUCKET_SIZE elements."""
-    bucket: list[Tensor] = []
+def split_into_chunks(tensors: Iterable[Tensor], max_size: int) -> Iterator[list[Tensor]]:
+    """Group tensors, in order, into chunks of one dtype and at most `max_size` elements; a larger tensor is alone."""
+    chunk: list[Tensor] = []
     size = 0
     for tensor in tensors:
-        if bucket and (tensor.dtype != bucket[0].dtype or size + tensor.numel() > BUCKET_SIZE):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
+        if chunk and (tensor.dtype != chunk[0].dtype or size + tensor.numel() > max_size):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(tensor)
         size += tensor.numel()
-    if bucket:
-        yield bucket
+    if chunk:
+        yield chunk
 
 
 def _select_device(device: torch.device, local_rank: int) -> torch.device:
@@ -273,12 +273,13 @@ def unshard(tensor: Tensor) -> Tensor:
 
 
 def fill(tensor: Tensor, value: Tensor) -> None:
-    """Copy a full value into a tensor that may be sharded."""
+    """Copy a value into a tensor that may be sharded; the value is full and the same on all ranks, or sharded alike."""
     if tuple(tensor.shape) != tuple(value.shape):
         raise UsageError(f"shape mismatch: value {list(value.shape)}, tensor {list(tensor.shape)}")
     with torch.no_grad():
-        if isinstance(tensor, DTensor):
-            value = distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements)
+        if isinstance(tensor, DTensor) and not isinstance(value, DTensor):
+            full = value.to(tensor.device)
+            value = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
         tensor.copy_(value)
 
 

@@ -19,8 +19,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ from pretune.core.errors import (
 from pretune.core.seed import mix
 from pretune.core.types import Batch, Loss
 from pretune.training.batch_transfer import BatchStats
-from pretune.training.cuda_graph import CudaGraphRunner
+from pretune.training.cuda_graph import CudaGraphRunner, PassFunction
 from pretune.training.distributed import Ranks
 from pretune.training.optim import clip_gradients, set_rates, step_if
 from pretune.training.step import (
@@ -159,18 +160,14 @@ class Loop:
 
     def _accumulate(self, batches: Sequence[Batch], counts: Mapping[str, Tensor]) -> Loss:
         total: Loss | None = None
-        # Replaying a graph overwrites gradients, so accumulation runs eagerly.
-        graph_runner = self.graph_runner if len(batches) == 1 else None
+        forward_backward: PassFunction = self._forward_backward
+        if self.graph_runner is not None and len(batches) == 1:  # NOTE: replaying a graph overwrites gradients
+            forward_backward = partial(self.graph_runner, forward_backward)
         for number, batch in enumerate(batches):
             self.ranks.seed(mix(self.seed, DROPOUT, self.state.step, self.ranks.rank, number) >> 1)
-            with self.ranks.delay_gradient_sync(
-                self.parallel_module or self.module, is_last=number == len(batches) - 1
-            ):
-                loss = (
-                    graph_runner(self._forward_backward, batch, counts)
-                    if graph_runner
-                    else self._forward_backward(batch, counts)
-                )
+            is_last = number == len(batches) - 1
+            with self.ranks.delay_gradient_sync(self.parallel_module or self.module, is_last=is_last):
+                loss = forward_backward(batch, counts)
             total = loss if total is None else total + loss
         assert total is not None
         return reduce_over_ranks(total, self.ranks)
@@ -187,11 +184,14 @@ class Loop:
     def _record(self, loss: Loss, ok: Tensor, norm: Tensor, counts: Mapping[str, Tensor]) -> None:
         assert self.metric_buffer is not None
         pairs = [value for term in loss.get_terms().values() for value in (term.sum, term.count)]
-        values = torch.stack(
-            [value.double() for value in (ok, norm, *(counts[name] for name in REDUCED_METRICS), *pairs)]
-        )
+        values = (ok, norm, *(counts[name] for name in REDUCED_METRICS), *pairs)
         weights = {name: term.weight for name, term in loss.get_terms().items()}
-        self.metric_buffer.put(self.state.step, self.optimizer.param_groups[0]["lr"], weights, values)
+        self.metric_buffer.put(
+            self.state.step,
+            self.optimizer.param_groups[0]["lr"],
+            weights,
+            torch.stack([value.double() for value in values]),
+        )
 
 
 MAX_SKIPPED_STEPS = 20
@@ -280,9 +280,8 @@ class GracefulShutdown:
         """Save a checkpoint, and raise the error that ends the run."""
         assert self._save is not None
         self._save(loop)
-        raise self._build_error(
-            loop.stop_signal or signal.SIGTERM, f" after step {loop.state.step}; {self.resume_hint}"
-        )
+        detail = f" after step {loop.state.step}; {self.resume_hint}"
+        raise self._build_error(loop.stop_signal or signal.SIGTERM, detail)
 
     def _build_error(self, number: int, detail: str) -> PretuneError:
         kind = UserInterruptError if number == signal.SIGINT else StoppedError
@@ -305,9 +304,7 @@ class GracefulShutdown:
         if threading.current_thread() is not threading.main_thread():  # Python handles signals only there
             yield
             return
-        previous_handlers: dict[int, Any] = {}
-        for number in (signal.SIGTERM, signal.SIGINT):
-            previous_handlers[number] = signal.signal(number, self._handle_signal)
+        previous_handlers = {n: signal.signal(n, self._handle_signal) for n in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         except StopRequest as request:

@@ -207,12 +207,9 @@ def _iter_times(summary: RunSummaryRecord) -> Iterator[tuple[str, str]]:
     yield "tokens/s", format_number(summary["tokens"] / seconds)
     if cost["mfu"] is not None:
         yield "MFU", f"{cost['mfu']:.1%} of {format_number(cost.get('peak_flops') or 0, billion='G')}FLOP/s"
-    for name, part in (
-        ("waiting for data", summary["waiting"]),
-        ("saving", summary["saving"]),
-        ("evaluating", summary["evaluating"]),
-    ):
-        yield name, f"{part / seconds:.1%}"
+    yield "waiting for data", f"{summary['waiting'] / seconds:.1%}"
+    yield "saving", f"{summary['saving'] / seconds:.1%}"
+    yield "evaluating", f"{summary['evaluating'] / seconds:.1%}"
 
 
 def _iter_costs(cost: CostFile) -> Iterator[tuple[str, str]]:

@@ -65,10 +65,8 @@ class MetricsLog:
         if "step" in values or "nonfinite" in values:
             raise UsageError("'step' and 'nonfinite' are reserved names of metrics.jsonl; use other names")
         nonfinite: list[str] = []
-        line: dict[str, object] = {
-            "step": step,
-            **{name: _replace_nonfinite(name, value, nonfinite) for name, value in values.items()},
-        }
+        line: dict[str, object] = {"step": step}
+        line |= {name: _replace_nonfinite(name, value, nonfinite) for name, value in values.items()}
         if nonfinite:
             line["nonfinite"] = nonfinite
         data = (json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n").encode()
@@ -103,11 +101,8 @@ class MetricsLog:
 
 def read_metrics(directory: str | os.PathLike[str]) -> list[dict[str, Any]]:
     """Read the lines of a run, skipping invalid ones such as an incomplete line left by a crash."""
-    return [
-        line
-        for text in RunDir(Path(directory)).metrics.read_bytes().splitlines()
-        if (line := _parse_line(text)) is not None
-    ]
+    lines = map(_parse_line, RunDir(Path(directory)).metrics.read_bytes().splitlines())
+    return [line for line in lines if line is not None]
 
 
 def _find_valid_size(path: Path, last_step: int, max_size: int | None) -> int:
@@ -278,22 +273,11 @@ class RunLogger:
         if self._metrics is None or self._progress is None:
             return
         if self.config.log_every and step % self.config.log_every == 0:
-            self._write(
-                step,
-                {
-                    "loss": metrics.loss,
-                    **(
-                        {name: total / max(count, 1) for name, (total, count) in metrics.terms.items()}
-                        if len(metrics.terms) > 1
-                        else {}
-                    ),
-                    "norm": metrics.norm,
-                    "rate": metrics.lr,
-                    "tokens": tokens,
-                    "skipped": not metrics.ok,
-                    "seconds": round(metrics.elapsed_seconds, 3),
-                },
-            )
+            values = {"loss": metrics.loss}
+            if len(metrics.terms) > 1:
+                values |= {name: total / max(count, 1) for name, (total, count) in metrics.terms.items()}
+            values |= {"norm": metrics.norm, "rate": metrics.lr, "tokens": tokens, "skipped": not metrics.ok}
+            self._write(step, values | {"seconds": round(metrics.elapsed_seconds, 3)})
         self._progress(
             step,
             elapsed_seconds=metrics.elapsed_seconds,
@@ -306,10 +290,8 @@ class RunLogger:
         """Log the metrics of an evaluation on the validation split."""
         if self._metrics is not None:
             self._write(loop.state.step, {"held_out": metrics})
-            log.info(
-                f"step {loop.state.step:,}: validation "
-                + ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-            )
+            values = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+            log.info(f"step {loop.state.step:,}: validation {values}")
 
     def warn(self, text: str) -> None:
         """Print a warning."""

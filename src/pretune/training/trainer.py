@@ -143,7 +143,7 @@ class Trainer:
         self._start(saver, validation, is_new=checkpoint is None)
         for number in range(len(state.phases) - 1, len(phases)):
             self._run_phase(number)
-            if self.early_stopping is not None and self.early_stopping.should_stop():
+            if self._stops_early:
                 break
             if number + 1 < len(phases):
                 state.phases.append(state.step)
@@ -175,6 +175,10 @@ class Trainer:
     def early_stopping(self) -> EarlyStopping | None:
         """The best weights, and the end of a run that no longer improves."""
         return None if self.evaluation is None else self.evaluation.early_stopping
+
+    @property
+    def _stops_early(self) -> bool:
+        return self.early_stopping is not None and self.early_stopping.should_stop()
 
     @property
     def learning_check(self) -> LearningCheck | None:
@@ -322,7 +326,7 @@ class Trainer:
             if check is not None and loop.ranks.is_first:
                 for warning in check.record(loop.state.step, metrics, self._total_steps):
                     logger.warn(f"step {loop.state.step:,}: {warning}")
-            if early_stopping is not None and early_stopping.should_stop():
+            if early_stopping is not None and self._stops_early:
                 evaluations = format_count(early_stopping.evaluations_since_best, "evaluations")
                 logger.log(f"step {loop.state.step:,}: no improvement in {evaluations}; stopping early")
 
@@ -368,15 +372,9 @@ class Trainer:
             workers=self.batches.workers,
             device=ranks.device,
         )
-        early_stopping = self.early_stopping
         with loader:
             clock.start_phase(state)
-            loop.run(
-                loader,
-                lambda state: (
-                    clock.is_phase_over(state, number) or (early_stopping is not None and early_stopping.should_stop())
-                ),
-            )
+            loop.run(loader, lambda state: clock.is_phase_over(state, number) or self._stops_early)
             state.data_wait += loader.wait_seconds
 
     def _count_micro_batches(self, phase: TrainingPhase) -> int:

@@ -80,9 +80,8 @@ def compute_validation_loss(
         metrics["perplexity"] = math.exp(min(next(iter(means.values())), 700.0))
     for name, term in terms.items():
         if term.correct is not None:
-            metrics[f"{name}_accuracy" if len(terms) > 1 else "accuracy"] = float(
-                term.correct / term.count.clamp(min=1)
-            )
+            key = f"{name}_accuracy" if len(terms) > 1 else "accuracy"
+            metrics[key] = float(term.correct / term.count.clamp(min=1))
     if (clip_counts := take_clip_counts(module)) is not None:
         outputs, all_outputs, cells, all_cells = ranks.sum(clip_counts).tolist()
         metrics |= {"clipped_outputs": outputs / max(all_outputs, 1), "clipped_cells": cells / max(all_cells, 1)}
@@ -302,9 +301,8 @@ class LearningCheck:
             key: values["loss"] for key, values in self.history.items() if key <= step and math.isfinite(values["loss"])
         }
         best_step = min(finite_losses, key=lambda key: finite_losses[key], default=step)
-        if step - best_step >= RISING_SHARE * total and not (
-            metrics["loss"] <= finite_losses[best_step] * (1 + RISING_MARGIN)
-        ):
+        is_old = step - best_step >= RISING_SHARE * total
+        if is_old and not metrics["loss"] <= finite_losses[best_step] * (1 + RISING_MARGIN):
             warnings["rising"] = (
                 f"validation loss has risen for a third of the run, from {finite_losses[best_step]:.4g} at step "
                 f"{best_step:,} to {metrics['loss']:.4g} at step {step:,}: use --stop-early, fewer epochs or more "

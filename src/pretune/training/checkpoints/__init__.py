@@ -156,10 +156,8 @@ def list_checkpoints(directory: Path) -> list[Path]:
         return []
     except OSError as error:
         raise CheckpointError(f"{directory}: cannot be read: {error.strerror}") from error
-    return [
-        path
-        for step, path in sorted(checkpoints, key=lambda entry: (entry[0], entry[1].suffix != OLD_SUFFIX), reverse=True)
-    ]
+    checkpoints.sort(key=lambda entry: (entry[0], entry[1].suffix != OLD_SUFFIX), reverse=True)
+    return [path for _, path in checkpoints]
 
 
 def describe_state(step: int, snapshot: TensorSnapshot, facts: Mapping[str, Any], score: float | None) -> str:
@@ -168,14 +166,8 @@ def describe_state(step: int, snapshot: TensorSnapshot, facts: Mapping[str, Any]
         if not _GROUP_PATTERN.fullmatch(group):
             raise ValueError(f"invalid group name {group!r}: use lowercase letters, digits and underscores")
     finite_score = None if score is None or not math.isfinite(score) else float(score)
-    state = {
-        **io.FORMAT,
-        "step": step,
-        "score": finite_score,
-        "groups": sorted(snapshot.groups),
-        "tied": snapshot.tied_names,
-    }
-    text = json.dumps({**state, "facts": dict(facts)}, allow_nan=False)
+    state = {"step": step, "score": finite_score, "groups": sorted(snapshot.groups), "tied": snapshot.tied_names}
+    text = json.dumps({**io.FORMAT, **state, "facts": dict(facts)}, allow_nan=False)
     if len(text) > MAX_BYTES:
         raise ValueError(f"the facts of a checkpoint must have <= {MAX_BYTES:,} bytes, got {len(text):,}")
     return text

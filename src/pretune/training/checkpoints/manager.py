@@ -220,9 +220,8 @@ def _format_line(checkpoint: Checkpoint, best_score: float | None) -> str:
     line = f"{RunDir(checkpoint.folder).checkpoints.name}/{checkpoint.folder.name}: {files}, sizes and SHA-256 match"
     if checkpoint.score is None:
         return line
-    return (
-        f"{line}, validation loss {checkpoint.score:.4f}{', the best so far' if checkpoint.score == best_score else ''}"
-    )
+    suffix = ", the best so far" if checkpoint.score == best_score else ""
+    return f"{line}, validation loss {checkpoint.score:.4f}{suffix}"
 
 
 SAVE_INTERVAL_SECONDS = 300.0
@@ -257,11 +256,8 @@ class CheckpointHook:
         if self.manager is not None:
             self.manager.raise_pending_error()
         state = loop.state
-        if (
-            state.step % self.every == 0
-            if self.every
-            else state.elapsed_seconds - self.last_time >= SAVE_INTERVAL_SECONDS
-        ):
+        seconds = state.elapsed_seconds - self.last_time
+        if state.step % self.every == 0 if self.every else seconds >= SAVE_INTERVAL_SECONDS:
             self.save(loop)
 
     def set_score(self, step: int, score: float) -> None:
@@ -306,9 +302,7 @@ def gather_state(loop: Loop, tensor_names: Collection[str] | None = None) -> dic
 def collect_weights(model: nn.Module, tensor_names: Collection[str] | None = None) -> dict[str, Tensor]:
     """Return parameters and buffers by name, without duplicates; optionally only those in `tensor_names`."""
     weights = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return (
-        weights if tensor_names is None else {name: tensor for name, tensor in weights.items() if name in tensor_names}
-    )
+    return {name: tensor for name, tensor in weights.items() if tensor_names is None or name in tensor_names}
 
 
 def restore_checkpoint(

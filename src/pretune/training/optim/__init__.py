@@ -28,12 +28,13 @@ from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from pretune.core.config import Ge, Lt, NonNegative, spec
 from pretune.core.errors import CheckpointError, UsageError
+from pretune.training.distributed import fill, split_into_chunks, unshard
 
 EMBEDDINGS_PART, HEADS_PART = "embeddings", "heads"
 NORM_MODULES = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
@@ -223,15 +224,7 @@ def iter_chunks(group: TorchGroup, *, same_shape: bool = False) -> Iterator[list
         if parameter.grad is not None:
             lists.setdefault(tuple(parameter.shape) if same_shape else None, []).append(parameter)
     for weights in lists.values():
-        chunk: list[Tensor] = []
-        size = 0
-        for weight in weights:
-            if chunk and size + weight.numel() > CHUNK_SIZE:
-                yield chunk
-                chunk, size = [], 0
-            chunk.append(weight)
-            size += weight.numel()
-        yield chunk
+        yield from split_into_chunks(weights, CHUNK_SIZE)
 
 
 class SkippableOptimizer(Optimizer):
@@ -294,7 +287,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
         return torch.zeros(())
     norms = torch._foreach_norm(gradients, 2.0, torch.float32)
     norm = torch.linalg.vector_norm(torch.stack(list(norms)))
-    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+    norm = unshard(norm)
     if max_norm is not None:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
@@ -314,7 +307,6 @@ def get_state_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
     }
 
 
-@torch.no_grad()
 def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load state; a missing, unexpected or mismatched tensor raises a CheckpointError, and then nothing is changed."""
     state_tensors = get_state_tensors(optimizer, model)
@@ -332,11 +324,7 @@ def load_state(optimizer: Optimizer, model: nn.Module, tensors: Mapping[str, Ten
         if name not in state_tensors:
             raise CheckpointError(f"unexpected optimizer state '{name}'; the checkpoint is of another run")
     for name, tensor in state_tensors.items():
-        if isinstance(tensor, DTensor) and not isinstance(tensors[name], DTensor):
-            full = tensors[name].to(tensor.device)
-            tensor.copy_(distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None))
-        else:
-            tensor.copy_(tensors[name])
+        fill(tensor, tensors[name])
 
 
 def _describe_tensor(tensor: Tensor) -> str:

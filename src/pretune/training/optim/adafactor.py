@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from pretune.core.config import NonNegative, Positive, spec
+from pretune.training.distributed import unshard
 from pretune.training.optim import ParameterGroup, SkippableOptimizer, TorchGroup, create_counter, write_if
 
 
@@ -63,9 +64,8 @@ class FactoredMoments(SkippableOptimizer):
         states = [self.state[weight] for weight in weights]
         counts = torch.stack([state["step"] for state in states]) + 1
         new_moments, update = self._update_moments(states, gradients, counts)
-        rates: Tensor = group["lr"] * (
-            self._compute_sizes(weights) if self.spec.scale_parameter else torch.ones_like(counts)
-        )
+        sizes = self._compute_sizes(weights) if self.spec.scale_parameter else torch.ones_like(counts)
+        rates: Tensor = group["lr"] * sizes
         new_weights = torch._foreach_sub(weights, _unstack(update.mul_(_expand_to(rates, update))))
         if group["weight_decay"]:
             decays = _unstack(rates * group["weight_decay"])
@@ -95,7 +95,7 @@ class FactoredMoments(SkippableOptimizer):
 
     def _compute_sizes(self, weights: list[Tensor]) -> Tensor:
         """Return the root mean square [k] of each weight."""
-        norms = torch.stack([_unshard(norm) for norm in torch._foreach_norm(weights)])
+        norms = torch.stack([unshard(norm) for norm in torch._foreach_norm(weights)])
         return norms.div(math.sqrt(weights[0].numel())).clamp(min=self.spec.eps[1])
 
 
@@ -104,7 +104,7 @@ def _compute_rms(values: Tensor) -> Tensor:
     if values.ndim == 1:
         return values.abs()
     norms = torch.linalg.vector_norm(values, dim=tuple(range(1, values.ndim)))
-    return _unshard(norms).div(math.sqrt(values[0].numel()))
+    return unshard(norms).div(math.sqrt(values[0].numel()))
 
 
 def _stack(values: Sequence[Tensor]) -> Tensor:
@@ -118,7 +118,3 @@ def _unstack(values: Tensor) -> list[Tensor]:
 def _expand_to(numbers: Tensor, values: Tensor) -> Tensor:
     """View [k] as [k, 1, …], to be multiplied with [k, …]."""
     return numbers.view(-1, *[1] * (values.ndim - 1))
-
-
-def _unshard(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

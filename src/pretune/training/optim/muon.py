@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pretune.core.config import NonNegative, spec
 from pretune.core.errors import UsageError
+from pretune.training.distributed import unshard
 from pretune.training.optim import (
     AdamW,
     Beta,
@@ -119,10 +120,9 @@ def orthogonalize(matrices: Tensor, iterations: int, dtype: torch.dtype) -> Tens
 
 def _orthogonalize_updates(updates: list[Tensor], iterations: int) -> list[Tensor]:
     """Orthogonalize updates of one shape; the results are sharded like the updates."""
-    matrices = torch.stack([update.full_tensor() if isinstance(update, DTensor) else update for update in updates])
-    orthogonal = orthogonalize(matrices, iterations, torch.bfloat16 if matrices.is_cuda else torch.float32).to(
-        matrices.dtype
-    )
+    matrices = torch.stack([unshard(update) for update in updates])
+    dtype = torch.bfloat16 if matrices.is_cuda else torch.float32
+    orthogonal = orthogonalize(matrices, iterations, dtype).to(matrices.dtype)
     return [
         distribute_tensor(matrix, update.device_mesh, update.placements, src_data_rank=None)
         if isinstance(update, DTensor)
