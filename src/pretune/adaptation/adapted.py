@@ -197,13 +197,16 @@ def adapt(model: LanguageModel, head: TaskHead, *, seed: int = 0) -> ModelWithHe
     module = head_spec.build(model, seed=seed)
     body = copy(model)
     body._modules = dict(model._modules)
-    pretraining_parts: dict[str, Any] = {
-        part: None for part in (*PARTS, "span") if part != "head" or not _uses_vocabulary_head(head_spec)
-    }
-    for part in pretraining_parts:
-        setattr(body, part, None)
-    body.spec = replace(model.spec, **pretraining_parts)
+    drop_parts(body, [part for part in (*PARTS, "span") if part != "head" or not _uses_vocabulary_head(head_spec)])
     return ModelWithHead(body, module, head_spec).train(model.training)
+
+
+def drop_parts(model: LanguageModel, parts: Sequence[str]) -> None:
+    """Remove pre-training parts from a model and its spec."""
+    changes: dict[str, Any] = dict.fromkeys(parts)
+    model.spec = replace(model.spec, **changes)
+    for part in parts:
+        setattr(model, part, None)
 
 
 def _uses_vocabulary_head(head: TaskHead) -> bool:
@@ -357,9 +360,6 @@ def _count_block_weights(spec: Model) -> list[int]:
             counts += stack.count_weights(width=spec.width)
             continue
         for block in stack.layers:
-            cross_weights = block.cross.count_weights(width=spec.width) if block.cross else 0
-            self_weights = block.attention.count_weights(width=spec.width) + block.feedforward.count_weights(
-                width=spec.width
-            )
-            counts.append(self_weights + cross_weights)
+            parts = (block.attention, block.cross, block.feedforward)
+            counts.append(sum(part.count_weights(width=spec.width) for part in parts if part is not None))
     return counts

@@ -49,7 +49,7 @@ class Triplet(ContrastiveLoss):
     def compute_losses(self, vectors: Tensor, text_ids: Tensor, gold: Tensor, head: nn.Module | None) -> Tensor:
         """Return the losses `[E]`."""
         anchor, positive, negative = vectors
-        return (_distance(anchor, positive) - _distance(anchor, negative) + self.margin).relu()
+        return (F.pairwise_distance(anchor, positive) - F.pairwise_distance(anchor, negative) + self.margin).relu()
 
 
 @spec
@@ -172,7 +172,3 @@ class ContrastiveObjective:
         with torch.autocast(vectors.device.type, enabled=False):
             losses = model.criterion.compute_losses(vectors, text_ids, gold, model.head)
         return Loss(sum=losses.sum(), count=torch.full((), len(losses), device=losses.device))
-
-
-def _distance(left: Tensor, right: Tensor) -> Tensor:
-    return F.pairwise_distance(left, right, p=2)

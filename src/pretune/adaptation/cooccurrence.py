@@ -54,9 +54,8 @@ class Ppmi(VectorTrainer):
             )
         matrix = compute_ppmi(count_matrix(words, self.window, device), self.power)
         width = min(self.width, len(words))
-        start = make_generator(seed, 0).standard_normal(
-            (len(words), min(width + OVERSAMPLING, len(words))), dtype=np.float32
-        )
+        size = (len(words), min(width + OVERSAMPLING, len(words)))
+        start = make_generator(seed, 0).standard_normal(size, dtype=np.float32)
         vectors = _compute_truncated_svd(matrix, torch.from_numpy(start).to(matrix.device))[:, :width].cpu()
         if width < self.width:
             vectors = torch.nn.functional.pad(vectors, (0, self.width - width))
@@ -169,7 +168,5 @@ def count_pairs(words: WordCorpus, window: int) -> tuple[Ints, Ints, Floats]:
 def _merge_counts(keys: Ints, values: Floats, new_keys: Ints, new_values: Floats) -> tuple[Ints, Floats]:
     """Merge two sorted lists of keys; values of equal keys are added."""
     merged_keys, inverse = np.unique(np.concatenate((keys, new_keys)), return_inverse=True)
-    sums: Floats = np.bincount(inverse, np.concatenate((values, new_values)), minlength=len(merged_keys)).astype(
-        np.float64
-    )
-    return merged_keys, sums
+    sums = np.bincount(inverse, np.concatenate((values, new_values)), minlength=len(merged_keys))
+    return merged_keys, sums.astype(np.float64)

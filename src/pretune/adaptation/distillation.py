@@ -39,13 +39,7 @@ from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences, spread
 from pretune.nn.distillation import linear_soft_loss
 from pretune.objectives.base import rename_loss_term
-from pretune.objectives.distill import (
-    DistillationWeights,
-    ModelView,
-    compare_layers,
-    count_layer_terms,
-    run_both,
-)
+from pretune.objectives.distill import DistillationWeights, ModelView, compare_layers, count_layer_terms, run_both
 from pretune.training.batch_transfer import BatchStats
 from pretune.training.cost import build_flops_counter
 from pretune.training.loop import Loop

@@ -87,17 +87,20 @@ def freeze(model: nn.Module, strategy: FreezeStrategy) -> tuple[str, ...]:
     """
     parts = split_parts(model)
     trainable_names = {name for part in strategy.select_parts(list(parts)) for name in parts[part]}
-    trained_names = []
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name in trainable_names)
-        if parameter.requires_grad:
-            trained_names.append(name)
+    trained_names = list_trained_names(model)
     if not trained_names:
         raise UsageError(
             "no trainable parameters left: freeze less, or add a head (a model that generates its answers has none: "
             "--set tune.text_to_text=false)"
         )
-    return tuple(trained_names)
+    return trained_names
+
+
+def list_trained_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters that are not frozen."""
+    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 @spec

@@ -78,11 +78,8 @@ def build_head_config(head: TaskHead) -> dict[str, Any]:
         names = ("LABEL_0", "LABEL_1") if isinstance(head, Span) else ("LABEL_0",)
     keys = {"id2label": {str(i): name for i, name in enumerate(names)}, "label2id": {n: i for i, n in enumerate(names)}}
     problem = next((name for name, head_class in PROBLEM_TYPES.items() if type(head) is head_class), None)
-    return {
-        **keys,
-        **({"problem_type": problem} if problem else {}),
-        "classifier_dropout": getattr(head, "dropout", 0.0),
-    }
+    problem_key = {"problem_type": problem} if problem else {}
+    return {**keys, **problem_key, "classifier_dropout": getattr(head, "dropout", 0.0)}
 
 
 def parse_head_config(hf_config: HfConfig, task: HeadLayout, rows: int) -> SingleHead:
@@ -103,9 +100,8 @@ def parse_head_config(hf_config: HfConfig, task: HeadLayout, rows: int) -> Singl
         raise make_unsupported_error("problem_type", problem, PROBLEM_TYPES)
     if (len(names) == 1 and problem is None) or problem == "regression":
         if len(names) != 1:
-            raise make_unsupported_error(
-                "problem_type", f"{problem} with {len(names)} labels", ["regression with one label"]
-            )
+            found = f"{problem} with {len(names)} labels"
+            raise make_unsupported_error("problem_type", found, ["regression with one label"])
         return Regression(pooling=task.pooling, dropout=drop)
     head_class = MultiLabel if problem == "multi_label_classification" else Classification
     return head_class(classes=len(names), labels=labels, pooling=task.pooling, dropout=drop)

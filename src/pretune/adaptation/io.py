@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pretune.adaptation.adapted import ModelWithHead, MultiTask, SingleHead, adapt
+from pretune.adaptation.adapted import ModelWithHead, MultiTask, SingleHead, adapt, drop_parts
 from pretune.adaptation.head_classes import export_head as export_head
 from pretune.adaptation.head_classes import get_tensors, parse_head_config
-from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.token import Span
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, is_adapter_module
 from pretune.adaptation.peft.io import (
@@ -55,7 +54,13 @@ class _SavedHead:
     head: AnyHead
 
 
-def save(model: AnyModel | ModelWithHead, directory: str | Path, *, overwrite: bool = False, **options: Any) -> None:
+def save(
+    model: AnyModel | ModelWithHead,
+    directory: str | Path,
+    *,
+    overwrite: bool = False,
+    shard: int = checkpoint.SHARD_BYTES,
+) -> None:
     """Save a directory that `transformers` can load if it has the family; atomic.
 
     A model with an adapter is saved as `adapter_config.json` and `adapter_model.safetensors`, which peft reads if it
@@ -67,17 +72,12 @@ def save(model: AnyModel | ModelWithHead, directory: str | Path, *, overwrite: b
     if isinstance(model, LanguageModel | ModelWithHead) and (method := find_method(model)) is not None:
         return save_with_adapter(model, method, directory, overwrite=overwrite)
     if not isinstance(model, ModelWithHead):
-        return checkpoint.save(model, directory, overwrite=overwrite, **options)
-    body, head = model.model, model.head
-    if head is None:
-        return checkpoint.save(body, directory, overwrite=overwrite, **options)
+        return checkpoint.save(model, directory, overwrite=overwrite, shard=shard)
     saved_head = export_head(model)
-    if saved_head is None:
-        tensors = get_tensors(head)
-        saved_head = checkpoint.SavedHead(
-            {HEAD_KEY: config.to_dict(model.spec)}, {TASK_PREFIX + name: tensor for name, tensor in tensors.items()}
-        )
-    return checkpoint.save(body, directory, overwrite=overwrite, head=saved_head, **options)
+    if saved_head is None and model.head is not None:
+        tensors = {TASK_PREFIX + name: tensor for name, tensor in get_tensors(model.head).items()}
+        saved_head = checkpoint.SavedHead({HEAD_KEY: config.to_dict(model.spec)}, tensors)
+    return checkpoint.save(model.model, directory, overwrite=overwrite, head=saved_head, shard=shard)
 
 
 def find_method(model: LanguageModel | ModelWithHead) -> PeftMethod | None:
@@ -111,12 +111,10 @@ def _has_weights(source: str, model: LanguageModel, method: PeftMethod) -> bool:
         base = checkpoint.load(source)
     except (CheckpointError, UsageError):
         return False
-    dropped_parts: dict[str, Any] = {part: None for part in (*PARTS, "span") if getattr(model, part) is None}
-    base.spec = replace(base.spec, **dropped_parts)
+    # A task head is in their place.
+    drop_parts(base, [part for part in (*PARTS, "span") if getattr(model, part) is None])
     if not is_equivalent(base.spec, model.spec):
         return False
-    for part in dropped_parts:  # a task head is in their place
-        setattr(base, part, None)
     trained_names, base_weights = set(method.list_trainable_names(model)), dict(checkpoint.iterate_weights(base))
     for name, tensor in model.named_parameters():
         if name not in trained_names and (
@@ -157,20 +155,30 @@ def load(
     that was saved without its vocabulary head gets the token table as head. `quantize` ("int8" or "nf4") reduces the
     linear layers of the blocks to 8 or 4 bits, for inference; an adapter is merged first if it can be.
     """
-    return load_with_method(directory, base=base, dtype=dtype, device=device, head=head, quantize=quantize)[0]
+    return _load_and_quantize(directory, _LoadOptions(base, dtype, device, head), quantize)[0]
 
 
 def load_with_method(
-    directory: str | Path,
-    *,
-    base: str | Path | None = None,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    head: Literal["tied"] | None = None,
-    quantize: Quantization | None = None,
+    directory: str | Path, *, base: str | Path | None = None, quantize: Quantization | None = None
 ) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
     """Load like `load`, and return the PEFT method of an adapter too; None of one that was merged."""
-    model, method = _load(resolve_path(directory), _LoadOptions(base, dtype, device), head)
+    return _load_and_quantize(directory, _LoadOptions(base), quantize)
+
+
+class _LoadOptions(NamedTuple):
+    """Search path of an adapter's base, its loading options, and the adapters that led here."""
+
+    base: str | Path | None
+    dtype: torch.dtype = torch.float32
+    device: torch.device | str = "cpu"
+    head: Literal["tied"] | None = None
+    chain: tuple[str, ...] = ()
+
+
+def _load_and_quantize(
+    directory: str | Path, options: _LoadOptions, quantize: Quantization | None
+) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
+    model, method = _load(resolve_path(directory), options)
     if quantize is None:
         return model, method
     if method is not None and method.is_mergeable:
@@ -182,25 +190,14 @@ def load_with_method(
     return model, method
 
 
-class _LoadOptions(NamedTuple):
-    """Search path of an adapter's base, its loading options, and the adapters that led here."""
-
-    base: str | Path | None
-    dtype: torch.dtype
-    device: torch.device | str
-    chain: tuple[str, ...] = ()
-
-
-def _load(
-    folder: Path, options: _LoadOptions, head: Literal["tied"] | None = None
-) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
+def _load(folder: Path, options: _LoadOptions) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
     io.check_links(folder, CheckpointError)
     if not (folder / ADAPTER_FILE).is_file():
-        if (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file():
+        if is_adapter_directory(folder):
             return _load_peft_adapter(folder, options)
         if options.base is not None and folder.is_dir():
             raise UsageError(f"{folder}: not an adapter, so it has no base model; omit --base")
-        return _load_full_model(folder, options.dtype, options.device, head), None
+        return _load_full_model(folder, options), None
     record = config.read_record(AdapterFile, folder / ADAPTER_FILE, CheckpointError)
     model = _load_base(folder, record.get("base") or {}, options)
     if record.get("head") is None:
@@ -214,17 +211,17 @@ def _load(
 
 def _load_base(folder: Path, base_info: Mapping[str, Any], options: _LoadOptions) -> LanguageModel:
     """Load the base model of an adapter: of several directories, the one with the weights it was trained with."""
-    chain = (*options.chain, os.path.realpath(folder))
     places = find_base_directories(folder, base_info, options.base)
+    options = options._replace(base=None, head=None, chain=(*options.chain, os.path.realpath(folder)))
     for place in places[:-1]:
         try:
-            model = _load_base_directory(place, folder, options._replace(base=None, chain=chain))
+            model = _load_base_directory(place, folder, options)
             check_base(model, folder)
             return model
         except CheckpointError:
             continue
     # The last directory is checked with the adapter.
-    return _load_base_directory(places[-1], folder, options._replace(base=None, chain=chain))
+    return _load_base_directory(places[-1], folder, options)
 
 
 def _load_base_directory(base_directory: Path, folder: Path, options: _LoadOptions) -> LanguageModel:
@@ -263,10 +260,8 @@ def _load_peft_adapter(folder: Path, options: _LoadOptions) -> tuple[LanguageMod
     return model_with_head.eval(), load_adapter(model_with_head.model, folder)
 
 
-def _load_full_model(
-    folder: Path, dtype: torch.dtype, device: torch.device | str, vocabulary_head: Literal["tied"] | None = None
-) -> LanguageModel | ModelWithHead:
-    model = checkpoint.load(folder, dtype=dtype, device=device, head=vocabulary_head)
+def _load_full_model(folder: Path, options: _LoadOptions) -> LanguageModel | ModelWithHead:
+    model = checkpoint.load(folder, dtype=options.dtype, device=options.device, head=options.head)
     saved_head = checkpoint.read_head(folder)
     if saved_head is None:
         return model
@@ -304,27 +299,19 @@ def _read_head_spec(
     assert spec is not None
     if task is not None and task.read_fields is not None:
         spec = replace(spec, **task.read_fields(hf_config))
-    _check_outputs(spec, rows)
+    outputs = getattr(spec, "classes", 2 if isinstance(spec, Span) else 1)
+    if outputs != rows:
+        raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; the numbers must be equal")
     return spec
 
 
 def _count_outputs(folder: Path, task: HeadLayout | None, tensors: Mapping[str, TensorInfo]) -> int:
     """Return the number of outputs of the head's tensors, so that a wrong config is rejected before building."""
-    names = (
-        [TASK_PREFIX + "out.weight"]
-        if task is None
-        else [move.tensor_name for move in plan_moves(["out.weight"], task.rules)]
-    )
-    info = tensors.get(names[0])
+    name = TASK_PREFIX + "out.weight" if task is None else plan_moves(["out.weight"], task.rules)[0].tensor_name
+    info = tensors.get(name)
     if info is None or len(info.shape) != 2:
-        raise CheckpointError(f"{tensor_files.find_main_file(folder)}: tensor '{names[0]}' is missing, or not a matrix")
+        raise CheckpointError(f"{tensor_files.find_main_file(folder)}: tensor '{name}' is missing, or not a matrix")
     return info.shape[0]
-
-
-def _check_outputs(head: TaskHead, rows: int) -> None:
-    outputs = getattr(head, "classes", 2 if isinstance(head, Span) else 1)
-    if outputs != rows:
-        raise CheckpointError(f"the head has {outputs} outputs, but its weights have {rows}; the numbers must be equal")
 
 
 def _parse_head(data: Any) -> AnyHead:
@@ -370,10 +357,8 @@ def verify_adapter(directory: str | Path, *, base: str | Path | None = None) -> 
     folder = Path(directory)
     lines = [f"{io.MANIFEST}: missing, file contents cannot be verified"]
     if (folder / io.MANIFEST).exists():
-        lines = [
-            f"{io.MANIFEST}: sizes and SHA-256 of "
-            f"{format_count(len(io.check_manifest(folder)['files']), 'files')} match"
-        ]
+        files = format_count(len(io.check_manifest(folder)["files"]), "files")
+        lines = [f"{io.MANIFEST}: sizes and SHA-256 of {files} match"]
     model, method = load_with_method(folder, base=base)
     assert method is not None
     body = model.model if isinstance(model, ModelWithHead) else model

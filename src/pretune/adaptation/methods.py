@@ -18,7 +18,7 @@ import torch
 from pretune.adaptation import METHODS as METHODS
 from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze
+from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze, list_trained_names
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.io import save_adapter
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
@@ -32,12 +32,11 @@ AnyMethod = Full | Frozen | Gradual | PeftMethod
 
 def apply_method(model: ModelWithHead, method: AnyMethod, *, seed: int = 0) -> tuple[str, ...]:
     """Prepare a model for a method, in place; return the names of the trained parameters, the head's included."""
-    if isinstance(method, Full | Gradual):
-        return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
     if isinstance(method, Frozen):
         return freeze(model, method)
-    method.apply(model.model, seed=seed)
-    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    if isinstance(method, PeftMethod):
+        method.apply(model.model, seed=seed)
+    return list_trained_names(model)
 
 
 def round_frozen_weights(model: LanguageModel, method: AnyMethod, precision: torch.dtype | None) -> None:

@@ -70,10 +70,8 @@ def export_modules(model: ModelWithHead, length: int | None = None) -> SavedHead
     settings: dict[str, Any] = {"model_args": arguments}
     if length is not None:
         settings["max_seq_length"] = length
-    files = {
-        **write_modules(encoder),
-        SENTENCE_CONFIG_FILE: (json.dumps(settings, indent=2, allow_nan=False) + "\n").encode(),
-    }
+    files = write_modules(encoder)
+    files[SENTENCE_CONFIG_FILE] = (json.dumps(settings, indent=2, allow_nan=False) + "\n").encode()
     return SavedHead({**build_head_config(spec), HEAD_KEY: config.to_dict(spec)}, {}, modules=files)
 
 
@@ -86,13 +84,9 @@ def load_modules(model: LanguageModel, head: TaskHead) -> ModelWithHead:
     layers: list[Any] = []
     if isinstance(module, SequenceHead):
         layers = [module.out] if module.dense is None else [module.dense, module.out]
-    shapes = [[layer.weight.shape for layer in group] for group in (layers, [*dense])]
-    if (
-        pooling is None
-        or module is None
-        or tuple(map(MODES.get, pooling.modes)) != embedding_config.pooling
-        or shapes[0] != shapes[1]
-    ):
+    shapes, stored_shapes = ([layer.weight.shape for layer in group] for group in (layers, [*dense]))
+    has_pooling = pooling is not None and tuple(map(MODES.get, pooling.modes)) == embedding_config.pooling
+    if module is None or not has_pooling or shapes != stored_shapes:
         raise CheckpointError(
             f"key '{HEAD_KEY}' and the modules of sentence-transformers are different heads; remove the key to read "
             "an embedding model"

@@ -10,8 +10,9 @@ likewise. Positions: a longer table repeats the old one (Beltagy et al., 2020, s
 and extract with random vectors, everything else unchanged (Radford et al., 2018, section 3.3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,14 +46,10 @@ def resize_positions(model: LanguageModel, count: int) -> LanguageModel:
 
     def resize_stack(stack: Stack) -> Stack:
         old = stack.position
-        return (
-            replace(stack, position=replace(old, rows=count + old.offset))
-            if isinstance(old, LearnedEmbedding)
-            else stack
-        )
+        if not isinstance(old, LearnedEmbedding):
+            return stack
+        return replace(stack, position=replace(old, rows=count + old.offset))
 
-    encoder = resize_stack(spec.encoder) if isinstance(spec.encoder, Stack) else spec.encoder
-    decoder = resize_stack(spec.decoder) if isinstance(spec.decoder, Stack) else spec.decoder
     offset = next(stack.position.offset for stack in spec.stacks if isinstance(stack.position, LearnedEmbedding))
 
     def resize_rows(old: Tensor, rows: int) -> Tensor:
@@ -60,8 +57,15 @@ def resize_positions(model: LanguageModel, count: int) -> LanguageModel:
         repeats = -(-(rows - offset) // len(position_rows))
         return torch.cat((offset_rows, position_rows.repeat(repeats, 1)[: rows - offset]))
 
-    new_spec = replace(spec, encoder=encoder, decoder=decoder)
+    new_spec = change_stacks(spec, resize_stack)
     return _copy_weights(model, new_spec, _find_resized(model, new_spec), resize_rows)
+
+
+def change_stacks(spec: Model, change: Callable[[Stack], Stack]) -> Model:
+    """Return a spec with another form of each transformer stack."""
+    stacks = {side: stack for side in ("encoder", "decoder") if isinstance(stack := getattr(spec, side), Stack)}
+    changes: dict[str, Any] = {side: change(stack) for side, stack in stacks.items()}
+    return replace(spec, **changes)
 
 
 def replace_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageModel:
@@ -80,17 +84,10 @@ def replace_vocabulary(model: LanguageModel, tokenizer: Tokenizer) -> LanguageMo
         divisor = counts.reshape(-1, *[1] * (rows.ndim - 1))
         return torch.where(divisor > 0, sums / divisor.clamp(min=1), mean_row)
 
-    names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))  # all tensors with a row per token
-    new_model = _copy_weights(
-        model,
-        replace(spec, vocab=tokenizer.vocab, special=_map_special_tokens(spec, old, tokenizer)),
-        names,
-        resize_rows,
-    )
+    new_spec = replace(spec, vocab=tokenizer.vocab, special=_map_special_tokens(spec, old, tokenizer))
     # NOTE: without the old vocabulary's files; the ids in its generation_config.json have priority.
     other_files = {name: data for name, data in model.assets.files.items() if name not in ASSET_FILES}
-    new_model.assets = replace(model.assets, files={**other_files, **tokenizer.build_files()}, tokenizer=tokenizer)
-    return new_model
+    return _resize_vocabulary(model, new_spec, tokenizer, other_files, resize_rows)
 
 
 def add_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
@@ -112,11 +109,17 @@ def add_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
         new_rows[new] = noise * std if rows.ndim > 1 else torch.zeros_like(noise)  # a bias begins at 0
         return new_rows
 
-    names = _find_resized(model, replace(spec, vocab=spec.vocab + 1))
-    new_model = _copy_weights(model, replace(spec, vocab=max(spec.vocab, tokenizer.vocab)), names, resize_rows)
-    new_model.assets = replace(
-        model.assets, files={**model.assets.files, **tokenizer.build_files()}, tokenizer=tokenizer
-    )
+    new_spec = replace(spec, vocab=max(spec.vocab, tokenizer.vocab))
+    return _resize_vocabulary(model, new_spec, tokenizer, model.assets.files, resize_rows)
+
+
+def _resize_vocabulary(
+    model: LanguageModel, spec: Model, tokenizer: Tokenizer, files: Mapping[str, bytes], resize: ResizeRows
+) -> LanguageModel:
+    """Return a model of another spec with a tokenizer; all tensors with a row per token are resized."""
+    names = _find_resized(model, replace(model.spec, vocab=model.spec.vocab + 1))
+    new_model = _copy_weights(model, spec, names, resize)
+    new_model.assets = replace(model.assets, files={**files, **tokenizer.build_files()}, tokenizer=tokenizer)
     return new_model
 
 
@@ -195,9 +198,7 @@ def add_blocks(model: LanguageModel, blocks: int, *, seed: int = 0) -> LanguageM
     elif isinstance(spec.encoder, Stack | TwoStream):
         spec = replace(spec, encoder=replace(spec.encoder, depth=spec.encoder.depth + blocks))
     new_model = build(spec, seed=seed)
-    unexpected_keys = new_model.load_state_dict(
-        model.state_dict(), strict=False
-    ).unexpected_keys  # new blocks: missing keys
-    assert not unexpected_keys, f"{unexpected_keys[0]} has no place in the extended model"
+    result = new_model.load_state_dict(model.state_dict(), strict=False)  # the keys of new blocks are missing
+    assert not result.unexpected_keys, f"{result.unexpected_keys[0]} has no place in the extended model"
     new_model.assets = model.assets
     return new_model.to(model.tokens.weight.device)

@@ -97,9 +97,8 @@ def map_stacks(weights: DistillationWeights, student: Model, teacher: Model, pat
 
 def _count_heads(model: Model, block: object) -> int:
     attention = getattr(block, "attention", None)
-    if (
-        type(attention) is not Attention or attention.distances is not None
-    ):  # others add terms to their scores, or have none
+    # Others add terms to their scores, or have none.
+    if type(attention) is not Attention or attention.distances is not None:
         raise UsageError(f"attention scores of '{model.family}' are not comparable; set attention_weight=0")
     return attention.heads
 
@@ -181,14 +180,10 @@ def copy_layers(student: LanguageModel, teacher: LanguageModel, objective: Disti
     With `init="auto"` nothing is copied unless all layers fit; with "teacher" that is a UsageError.
     """
     tensors = collect_weights(teacher)
-    depths = {
-        name: (getattr(student.spec, name), getattr(teacher.spec, name))
-        for name in ("encoder", "decoder")
-        if getattr(student.spec, name) is not None
-    }
     source_layers = {
-        name: choose_copied_layers(objective, stack.depth, teacher_stack.depth)
-        for name, (stack, teacher_stack) in depths.items()
+        name: choose_copied_layers(objective, stack.depth, getattr(teacher.spec, name).depth)
+        for name in ("encoder", "decoder")
+        if (stack := getattr(student.spec, name)) is not None
     }
 
     def find_source(name: str) -> Tensor | None:

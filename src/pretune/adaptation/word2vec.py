@@ -150,21 +150,17 @@ class Word2Vec(VectorTrainer):
         inputs, outputs = tables
         groups = -(-len(ids) // GROUP_SIZE)
         neighbors = _find_neighbors(text, rng.integers(1, self.window + 1, len(ids)))
-        negative_ids = torch.from_numpy(
-            np.searchsorted(noise, rng.random(groups * NEGATIVES_PER_GROUP) * noise[-1], side="right")
-        )
+        draws = rng.random(groups * NEGATIVES_PER_GROUP) * noise[-1]
+        negative_ids = torch.from_numpy(np.searchsorted(noise, draws, side="right"))
         words = torch.from_numpy(ids)
         word_inputs, word_outputs = inputs.index_select(0, words), outputs.index_select(0, words)
-        negatives = _Negatives(
-            outputs.index_select(0, negative_ids).view(groups, NEGATIVES_PER_GROUP, -1),
-            self.negatives / NEGATIVES_PER_GROUP,
-        )
+        negative_vectors = outputs.index_select(0, negative_ids).view(groups, NEGATIVES_PER_GROUP, -1)
+        negatives = _Negatives(negative_vectors, self.negatives / NEGATIVES_PER_GROUP)
         d_inputs, d_outputs = _MODES[self.mode](word_inputs, word_outputs, neighbors, negatives)
         output_ids = torch.cat((words, negative_ids))
         inputs.index_add_(0, words, d_inputs.mul_(_damp_rates(words, rate)))
-        outputs.index_add_(
-            0, output_ids, torch.cat((d_outputs, negatives.gradient)).mul_(_damp_rates(output_ids, rate))
-        )
+        d_outputs = torch.cat((d_outputs, negatives.gradient))
+        outputs.index_add_(0, output_ids, d_outputs.mul_(_damp_rates(output_ids, rate)))
 
 
 @dataclass(slots=True)
@@ -237,10 +233,9 @@ def _find_neighbors(text: Ints, windows: Ints) -> NeighborMasks:
     neighbors: NeighborMasks = []
     for d in range(1, min(int(windows.max(initial=0)), len(text) - 1) + 1):
         same_text = text[:-d] == text[d:]
-        masks = [
-            torch.from_numpy(same_text & reach).float().unsqueeze(1) for reach in (windows[:-d] >= d, windows[d:] >= d)
-        ]
-        neighbors.append((d, masks[0], masks[1]))
+        reaches = (windows[:-d] >= d, windows[d:] >= d)
+        after_mask, before_mask = (torch.from_numpy(same_text & reach).float().unsqueeze(1) for reach in reaches)
+        neighbors.append((d, after_mask, before_mask))
     return neighbors
 
 

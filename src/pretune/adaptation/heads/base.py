@@ -244,9 +244,8 @@ def build_encoder_decoder_inputs(sequences: Sequences, spec: Model) -> Sequences
     start = find_start_token(spec)
     decoder_tokens = np.roll(sequences.tokens, 1)
     decoder_tokens[sequences.offsets[:-1][sequences.lengths > 0]] = start
-    return replace(
-        sequences, tokens=decoder_tokens, source=Sequences(tokens=sequences.tokens, offsets=sequences.offsets)
-    )
+    source = Sequences(tokens=sequences.tokens, offsets=sequences.offsets)
+    return replace(sequences, tokens=decoder_tokens, source=source)
 
 
 def find_start_token(spec: Model) -> int:

@@ -148,12 +148,9 @@ class BiaffineHead(nn.Module):
         total = total + F.cross_entropy(relation_scores, relation, reduction="none")
         correct = None
         if not torch.is_grad_enabled():
-            correct = (scores.argmax(-1) == column) & (relation_scores.argmax(-1) == relation) & is_known
-        return Loss(
-            sum=total.where(is_known, 0.0).sum(),
-            count=is_known.sum(),
-            correct=None if correct is None else correct.sum(),
-        )
+            is_correct = (scores.argmax(-1) == column) & (relation_scores.argmax(-1) == relation) & is_known
+            correct = is_correct.sum()
+        return Loss(sum=total.where(is_known, 0.0).sum(), count=is_known.sum(), correct=correct)
 
     def _compute_vectors(self, states: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """Return the vectors of each token as dependent and as head: two for arcs `[N, A]`, two for relations."""

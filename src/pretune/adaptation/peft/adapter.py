@@ -16,13 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import (
-    MAX_SIZE,
-    AdaptedLinear,
-    PeftMethod,
-    find_linears,
-    init_uniform,
-)
+from pretune.adaptation.peft.base import MAX_SIZE, AdaptedLinear, PeftMethod, find_linears, init_uniform
 from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
@@ -41,10 +35,8 @@ class Adapter(PeftMethod):
 
     bottleneck: Annotated[int, Ge(1), Le(MAX_SIZE)] = 64
     activation: ActivationName = "gelu"
-    sublayers: Annotated[tuple[Sublayer, ...], NonEmpty()] = (
-        "attention",
-        "feedforward",
-    )  # feed-forward only: Pfeiffer et al., 2021
+    # Feed-forward only: Pfeiffer et al., 2021.
+    sublayers: Annotated[tuple[Sublayer, ...], NonEmpty()] = ("attention", "feedforward")
     norms: bool = True  # train the norms of the blocks too
 
     rate: ClassVar[float] = 1e-3

@@ -44,13 +44,16 @@ class PeftMethod:
 
     def apply(self, model: LanguageModel, *, seed: int = 0) -> tuple[str, ...]:
         """Apply the method in place, freeze all other parameters, and return the names of the trained ones."""
-        freeze_base(model)
+        check_unadapted(model)
         self.insert_modules(model, seed)
         model.peft_method = self
-        return train_only(model, self.list_trainable_names(model))
+        names = set(self.list_trainable_names(model))
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name in names)
+        return tuple(name for name, _ in model.named_parameters() if name in names)
 
     def insert_modules(self, model: LanguageModel, seed: int) -> None:
-        """Add the method's parameters to a frozen model."""
+        """Add the method's parameters to a model."""
         raise NotImplementedError
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
@@ -84,8 +87,8 @@ def get_adapter_state(method: PeftMethod, model: LanguageModel) -> dict[str, Ten
     return {name: parameters[name].detach() for name in method.list_trainable_names(model)}
 
 
-def freeze_base(model: LanguageModel) -> None:
-    """Freeze a model; reject one that has a method already, or that consists of several models."""
+def check_unadapted(model: LanguageModel) -> None:
+    """Raise `UsageError` for a model that has a method already, or that consists of several models."""
     if not isinstance(model, LanguageModel):
         raise UsageError(
             f"a method applies to a single model, got {type(model).__name__}; apply it to one of the models in it"
@@ -93,16 +96,6 @@ def freeze_base(model: LanguageModel) -> None:
     for path, module in model.named_modules():
         if is_adapter_module(module):
             raise UsageError(f"a method was already applied to this model, at '{path}'; merge it or reload the model")
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-
-
-def train_only(model: LanguageModel, names: Iterable[str]) -> tuple[str, ...]:
-    """Train the named parameters and freeze all others; return the names in the model's order."""
-    trainable_names = set(names)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trainable_names)
-    return tuple(name for name, _ in model.named_parameters() if name in trainable_names)
 
 
 def find_linears(model: LanguageModel, targets: Iterable[str]) -> list[tuple[str, nn.Module, str, nn.Module]]:

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import Parameter
 
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
+from pretune.adaptation.surgery import change_stacks
 from pretune.core.config import spec
 from pretune.models.model import LanguageModel
-from pretune.models.spec import Model
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.block import Block
 from pretune.nn.layers import FeedForwardLayer
@@ -42,7 +42,7 @@ class BitFit(PeftMethod):
             if isinstance(owner, MultiHeadAttention | FeedForwardLayer) and getattr(linear, "bias", None) is None:
                 assert isinstance(linear, nn.Linear)
                 linear.bias = Parameter(torch.zeros_like(linear.weight[:, 0]))
-        model.spec = add_biases(model.spec)
+        model.spec = change_stacks(model.spec, _add_stack_biases)
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the biases of the body, norms included; those of the heads are excluded."""
@@ -58,17 +58,9 @@ class BitFit(PeftMethod):
         """Do nothing: the trained biases are the model's own."""
 
 
-def add_biases(model: Model) -> Model:
-    """Return a spec whose linear layers have biases."""
-    encoder, decoder = model.encoder, model.decoder
-    return replace(
-        model,
-        encoder=_add_stack_biases(encoder) if isinstance(encoder, Stack) else encoder,
-        decoder=_add_stack_biases(decoder) if isinstance(decoder, Stack) else decoder,
-    )
-
-
 def _add_stack_biases(stack: Stack) -> Stack:
+    """Return a stack whose linear layers have biases."""
+
     def add_block_biases(spec: Block) -> Block:
         return replace(
             spec,

@@ -9,9 +9,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from pretune.adaptation.head_classes import parse_head_config
 from pretune.adaptation.heads.base import TaskHead
-from pretune.adaptation.heads.sequence import Classification, Regression
-from pretune.adaptation.heads.token import Span, Tagging
 from pretune.adaptation.peft.peft_format import ROOT_PREFIX, PeftAdapter, PeftConfig
 from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import SavedHead
@@ -39,9 +38,8 @@ def add_head(adapter: PeftAdapter, head: SavedHead, kind: str) -> PeftAdapter:
     }
     module_names = dict.fromkeys(name.removeprefix(head.prefix).partition(".")[0] for name in head.tensors)
     config = {**adapter.config, "task_type": TASK_TYPES.get(kind), "modules_to_save": list(module_names)}
-    return replace(
-        adapter, config=config, tensors={**adapter_tensors, **{root + name: t for name, t in head.tensors.items()}}
-    )
+    head_tensors = {root + name: tensor for name, tensor in head.tensors.items()}
+    return replace(adapter, config=config, tensors=adapter_tensors | head_tensors)
 
 
 def split_head(tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -53,14 +51,13 @@ def split_head(tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Te
     if layout is None:
         return dict(tensors), {}
     names = {name for head_class in layout.task_heads.values() for name in head_class.tensor_names}
-    starts = {layout.prefix, *(head_class.prefix for head_class in layout.task_heads.values() if head_class.prefix)} - {
-        ""
-    }
+    prefixes = {layout.prefix, *(head_class.prefix or "" for head_class in layout.task_heads.values())}
+    prefixes_by_length = sorted(prefixes, key=len, reverse=True)
     has_head = any(_strip_prefix(name) in names for name in tensors)
     adapter, head = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in tensors.items():
         bare = _strip_prefix(name)
-        start = next((prefix for prefix in sorted(starts, key=len, reverse=True) if bare.startswith(prefix)), "")
+        start = next((prefix for prefix in prefixes_by_length if bare.startswith(prefix)), "")
         if bare in names:
             head[bare] = tensor
         elif has_head and not spec.parts and name.startswith(ROOT_PREFIX):
@@ -73,29 +70,13 @@ def split_head(tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Te
 def detect_head(config: PeftConfig, head: Mapping[str, Tensor], spec: Model) -> tuple[TaskHead, HeadLayout] | None:
     """Return the head spec and class for an adapter's head tensors; None if this body has no such class."""
     layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
-    task = config.get("task_type")
     for head_class in {} if layout is None else layout.task_heads.values():
         output_name = plan_moves(["out.weight"], head_class.rules)[0].tensor_name
-        if (
-            head_class.kind in TASK_TYPES
-            and TASK_TYPES[head_class.kind] == task
-            and output_name in head
-            and set(head) <= head_class.tensor_names
-        ):
-            return _build_head_spec(head_class, head[output_name].shape[0]), head_class
+        has_type = head_class.kind in TASK_TYPES and TASK_TYPES[head_class.kind] == config.get("task_type")
+        if has_type and output_name in head and set(head) <= head_class.tensor_names:
+            settings = {"classifier_dropout": 0.1}  # of new heads; peft's config has none
+            return parse_head_config(settings, head_class, head[output_name].shape[0]), head_class
     return None
-
-
-def _build_head_spec(head_class: HeadLayout, rows: int) -> TaskHead:
-    if head_class.kind == "span":
-        return Span()
-    if head_class.kind == "tagging":
-        return Tagging(classes=rows)
-    return (
-        Regression(pooling=head_class.pooling)
-        if rows == 1
-        else Classification(classes=rows, pooling=head_class.pooling)
-    )
 
 
 def _strip_prefix(name: str) -> str:

@@ -29,7 +29,7 @@ from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, sample_weight
 from pretune.adaptation.peft.head_format import add_head, detect_head, split_head
 from pretune.adaptation.peft.lora import LoraLinear
-from pretune.adaptation.peft.peft_format import LoadedAdapter, pack, unpack
+from pretune.adaptation.peft.peft_format import Blocks, LoadedAdapter, pack, unpack
 from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.qlora import iter_original_weights
 from pretune.core import config, io
@@ -75,10 +75,7 @@ def save_adapter(
     if base_model is not None:
         base = str(Path(directory).resolve() / BASE_FOLDER)
         paths = {"path": base, "relative": BASE_FOLDER}
-    record: dict[str, Any] = {
-        "method": config.to_dict(method),
-        "base": {**paths, **_describe_base(model, method)},
-    }
+    record: dict[str, Any] = {"method": config.to_dict(method), "base": {**paths, **_describe_base(model, method)}}
     if task_model is not None:
         record["head"] = config.to_dict(task_model.spec)
     tensors = get_adapter_state(method, model)
@@ -94,14 +91,11 @@ def save_adapter(
         if base_model is not None:
             checkpoint.save(base_model, folder / BASE_FOLDER)
         io.write_json(folder / ADAPTER_FILE, record)
-        tensor_files.save_tensors(
-            {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS_FILE
-        )
+        weights = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        tensor_files.save_tensors(weights, folder / WEIGHTS_FILE)
         if peft_adapter is not None:
-            io.write_json(
-                folder / PEFT_CONFIG_FILE,
-                {**peft_adapter.config, "base_model_name_or_path": resolve_reference_path(base)},
-            )
+            peft_config = {**peft_adapter.config, "base_model_name_or_path": resolve_reference_path(base)}
+            io.write_json(folder / PEFT_CONFIG_FILE, peft_config)
             names.append(PEFT_CONFIG_FILE)
         if head is not None:
             head_tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in head.state_dict().items()}
@@ -159,9 +153,7 @@ def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
     if not (folder / ADAPTER_FILE).is_file():
         if not (folder / PEFT_CONFIG_FILE).is_file():
             raise CheckpointError(f"{folder}: not an adapter directory (no {ADAPTER_FILE}, no {PEFT_CONFIG_FILE})")
-        tensors = split_head(_read_tensors(folder / WEIGHTS_FILE), model.spec)[0]
-        with _prefix_errors(folder / PEFT_CONFIG_FILE):
-            adapter = unpack(io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError), tensors, model.spec, {})
+        adapter = _unpack_peft(folder, _read_tensors(folder / WEIGHTS_FILE), model.spec, {})
         _check_shapes(model, adapter, folder, require_all=False)
         return adapter
     record = config.read_record(AdapterFile, folder / ADAPTER_FILE, CheckpointError)
@@ -171,14 +163,7 @@ def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
     tensors = _read_tensors(folder / WEIGHTS_FILE)
     adapter = LoadedAdapter(method=method, tensors=tensors)
     if (folder / PEFT_CONFIG_FILE).is_file():
-        tensors = split_head(tensors, model.spec)[0]
-        with _prefix_errors(folder / PEFT_CONFIG_FILE):
-            theirs = unpack(
-                io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError),
-                tensors,
-                model.spec,
-                record.get("blocks") or {},
-            )
+        theirs = _unpack_peft(folder, tensors, model.spec, record.get("blocks") or {})
         targets = getattr(method, "targets", None)  # a fused layer may hold other targets too
         adapter_tensors = {
             n: tensor for n, tensor in theirs.tensors.items() if targets is None or n.split(".")[-2] in targets
@@ -186,6 +171,13 @@ def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
         adapter = LoadedAdapter(method=method, tensors=adapter_tensors, scales=theirs.scales)
     _check_shapes(model, adapter, folder, require_all=True)
     return adapter
+
+
+def _unpack_peft(folder: Path, tensors: Mapping[str, Tensor], spec: Model, blocks: Blocks) -> LoadedAdapter:
+    """Read the adapter of a directory in peft's format, without its head."""
+    adapter_tensors = split_head(tensors, spec)[0]
+    with _prefix_errors(folder / PEFT_CONFIG_FILE):
+        return unpack(io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError), adapter_tensors, spec, blocks)
 
 
 def _parse_method(data: object) -> PeftMethod:
@@ -220,14 +212,11 @@ def _check_shapes(model: LanguageModel, adapter: LoadedAdapter, folder: Path, *,
     adapter.method.apply(empty_model)
     expected_state = get_adapter_state(adapter.method, empty_model)
     for name, tensor in adapter.tensors.items():
-        has_own_rank = adapter.scales and name.endswith((".a", ".b"))  # the rank may differ per layer
-        rank_free_dim = 0 if name.endswith(".b") else 1
-        if name not in expected_state or (
-            tensor.shape[rank_free_dim:][:1] != expected_state[name].shape[rank_free_dim:][:1]
-            if has_own_rank
-            else tensor.shape != expected_state[name].shape
-        ):
-            expected_shape = list(expected_state[name].shape) if name in expected_state else "no such tensor"
+        expected, dims = expected_state.get(name), slice(None)
+        if adapter.scales and name.endswith((".a", ".b")):  # the rank may differ per layer
+            dims = slice(0, 1) if name.endswith(".b") else slice(1, 2)
+        if expected is None or tensor.shape[dims] != expected.shape[dims]:
+            expected_shape = "no such tensor" if expected is None else list(expected.shape)
             raise CheckpointError(
                 f"{folder / WEIGHTS_FILE}: '{name}' has shape {list(tensor.shape)}, this model expects "
                 f"{expected_shape}; the adapter is for another base model"

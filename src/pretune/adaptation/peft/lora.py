@@ -17,14 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pretune.adaptation.peft.base import (
-    MAX_SIZE,
-    AdaptedLinear,
-    PeftMethod,
-    Target,
-    find_linears,
-    init_uniform,
-)
+from pretune.adaptation.peft.base import MAX_SIZE, AdaptedLinear, PeftMethod, Target, find_linears, init_uniform
 from pretune.core.config import Ge, Le, Lt, NonEmpty, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import mix
@@ -37,10 +30,8 @@ class LoRA(PeftMethod):
 
     rank: Annotated[int, Ge(1), Le(MAX_SIZE)] = 8
     alpha: Positive[float] = 16.0
-    targets: Annotated[tuple[Target, ...], NonEmpty()] = (
-        "q",
-        "v",
-    )  # the paper's choice; later work finds all seven best
+    # The paper's choice; later work finds all seven best.
+    targets: Annotated[tuple[Target, ...], NonEmpty()] = ("q", "v")
     dropout: Annotated[float, Ge(0), Lt(1)] = 0.0  # on the input of A
 
     is_mergeable: ClassVar[bool] = True
@@ -58,13 +49,6 @@ def check_dropout(model: LanguageModel, dropout: float) -> None:
     """Raise `UsageError` for dropout in a recurrent model: its products are added to the weights, not to outputs."""
     if dropout and model.spec.is_recurrent:
         raise UsageError(f"LoRA in a recurrent model has no dropout of its inputs; set dropout to 0, got {dropout:g}")
-
-
-def compute_base_weight(layer: nn.Module, dtype: torch.dtype) -> Tensor:
-    """Return the weight of a linear layer, plain or in 4 bits (in a dtype)."""
-    weight4: Any = getattr(layer, "weight4", None)
-    weight: Tensor = layer.get_parameter("weight") if weight4 is None else weight4.dequantize(dtype)
-    return weight
 
 
 class LoraLinear(AdaptedLinear):
@@ -98,7 +82,8 @@ class LoraLinear(AdaptedLinear):
     def compute_weight(self) -> Tensor:
         """Return the adapted weight W + (alpha / r) B A, for an LSTM, whose library takes weights instead of layers."""
         delta = self.compute_delta()
-        base = compute_base_weight(self, delta.dtype)
+        weight4: Any = getattr(self, "weight4", None)
+        base: Tensor = self.weight if weight4 is None else weight4.dequantize(delta.dtype)
         return (base + delta).to(base.dtype)
 
     def compute_delta(self) -> Tensor:

@@ -25,12 +25,7 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.families import FAMILIES
 from pretune.models.hf.checkpoint import NATIVE_TYPE, describe_checkpoint, iterate_weights
-from pretune.models.hf.weights import (
-    FusedPacking,
-    InterleavedPacking,
-    Packing,
-    plan_moves,
-)
+from pretune.models.hf.weights import FusedPacking, InterleavedPacking, Packing, plan_moves
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import Model
 from pretune.nn.recurrent_stack import Recurrent
@@ -177,10 +172,8 @@ def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftA
         layers = [modules[path] for path in place.paths]
         name = f"{ROOT_PREFIX}{place.peft_path}.ia3_l"
         input_scales = [layer.scale for layer in layers if isinstance(layer, InputScaledLinear)]
-        if input_scales and (
-            len(input_scales) < len(layers)
-            or not all(torch.equal(scale, input_scales[0]) for scale in input_scales[1:])
-        ):
+        is_shared = all(torch.equal(scale, input_scales[0]) for scale in input_scales[1:])
+        if input_scales and (len(input_scales) < len(layers) or not is_shared):
             return None  # the inputs of a layer have one scale in peft
         if input_scales:
             tensors[name] = layers[0].scale.detach()[None]
@@ -201,18 +194,18 @@ def _pack_prompt(method: PromptTuning, model: LanguageModel) -> PeftAdapter | No
     NOTE: peft inserts prompts after token embeddings are scaled.
     """
     spec, stack = model.spec, model.spec.stacks[0]
-    if (
-        describe_checkpoint(spec)[0]["model_type"] == NATIVE_TYPE
-        or stack.embed.scale
-        or spec.table != spec.width
-        or not method.count
-    ):
+    if _is_native(spec) or stack.embed.scale or spec.table != spec.width or not method.count:
         return None
     assert model.prompt is not None and not isinstance(stack, Recurrent)
     heads = stack.blocks[0].attention.heads
     config = _describe_virtual_tokens("PROMPT_TUNING", spec, method.count, spec.width, heads, stack.depth)
     config |= {"prompt_tuning_init": "RANDOM"}
     return PeftAdapter(config=config, tensors={TABLE_KEY: model.get_parameter("prompt.table").detach()})
+
+
+def _is_native(spec: Model) -> bool:
+    """Return True if a model is stored in no class of `transformers`."""
+    return bool(describe_checkpoint(spec)[0]["model_type"] == NATIVE_TYPE)
 
 
 def _describe_virtual_tokens(
@@ -424,11 +417,7 @@ def _get_head_shape(spec: Model) -> tuple[int, int] | None:
     stack, family = spec.last_stack, FAMILIES.get(spec.family) if spec.family in FAMILIES else None
     if family is not None and family.layout is not None and not family.layout.supports_cache:
         return None  # the reference would silently ignore the prefix
-    if (
-        not isinstance(stack, Stack)
-        or stack.share is not None
-        or describe_checkpoint(spec)[0]["model_type"] == NATIVE_TYPE
-    ):
+    if not isinstance(stack, Stack) or stack.share is not None or _is_native(spec):
         return None
     shapes = {block.attention.resolve_shape(width=spec.width)[1:] for block in stack.blocks}
     return shapes.pop() if len(shapes) == 1 else None

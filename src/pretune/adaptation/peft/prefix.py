@@ -20,7 +20,7 @@ table. In an encoder-decoder the encoder reads them.
 """
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -51,9 +51,8 @@ class PrefixTuning(PeftMethod):
 
     count: Annotated[int, Ge(0), Le(MAX_SIZE)] = 20
     tokens: Annotated[tuple[int, ...], NonEmpty()] | None = None  # initial ids, repeated; None: sampled ones
-    hidden: Annotated[int, Ge(1), Le(MAX_SIZE)] | None = (
-        None  # units of the reparameterization; None: no reparameterization
-    )
+    # Units of the reparameterization; None: no reparameterization.
+    hidden: Annotated[int, Ge(1), Le(MAX_SIZE)] | None = None
     sides: tuple[Side, ...] = ("encoder", "decoder")  # stacks that get a prefix, if the model has them
 
     rate: ClassVar[float] = 1e-2
@@ -75,9 +74,8 @@ class PrefixTuning(PeftMethod):
         for _, stack in stacks:
             for layer in stack:
                 initial = start[layer.attention]
-                layer.attention.prefix = (
-                    KeyValuePrefix(*initial) if trunk is None else ReparameterizedPrefix(*initial, trunk)
-                )
+                prefix = KeyValuePrefix(*initial) if trunk is None else ReparameterizedPrefix(*initial, trunk)
+                layer.attention.prefix = prefix
 
     def fold(self, model: LanguageModel) -> "tuple[PrefixTuning, dict[str, Tensor]]":
         """Return the prefix without its reparameterization, and its keys and values by name."""
@@ -140,21 +138,15 @@ class ReparameterizedPrefix(nn.Module):
 def list_stacks(model: LanguageModel) -> "list[tuple[Side, TransformerStack | TwoStreamStack]]":
     """Return a model's stacks in the order of computation."""
     assert not isinstance(model.encoder, RecurrentStack) and not isinstance(model.decoder, RecurrentStack)
-    stacks: list[tuple[Side, TransformerStack | TwoStreamStack | None]] = [
-        ("encoder", model.encoder),
-        ("decoder", model.decoder),
-    ]
-    return [(side, stack) for side, stack in stacks if stack is not None]
+    return [(side, stack) for side in get_args(Side) if (stack := getattr(model, side)) is not None]
 
 
 @torch.no_grad()
 def compute_keys_values(model: LanguageModel, tokens: Tensor) -> dict[nn.Module, KeysAndValues]:
     """Return the keys (rotated, if rotary) and values `[P, K, D]` of every self-attention for some tokens."""
-    count = len(tokens)
-    if tokens.is_meta or not count:
-        return {
-            layer.attention: _allocate(layer.attention, count) for _, stack in list_stacks(model) for layer in stack
-        }
+    if tokens.is_meta or not len(tokens):
+        attentions = [layer.attention for _, stack in list_stacks(model) for layer in stack]
+        return {attention: _allocate(attention, len(tokens)) for attention in attentions}
     ids = [tokens.tolist()]
     inputs = batch(source=ids, target=ids) if model.spec.is_encoder_decoder else batch(ids)
     keys_values: dict[nn.Module, KeysAndValues] = {}
@@ -185,9 +177,8 @@ def _run_stack(
     cache.assign_slots(inputs)
     states: Tensor = stack(rows, inputs, source, cache=cache).states
     for layer, layer_cache in zip(stack, cache.layers, strict=True):
-        keys_values[layer.attention] = _to_float32(
-            layer_cache.keys[0].transpose(0, 1), layer_cache.values[0].transpose(0, 1)
-        )
+        keys, values = (part[0].transpose(0, 1) for part in (layer_cache.keys, layer_cache.values))
+        keys_values[layer.attention] = _to_float32(keys, values)
     return states
 
 

@@ -38,13 +38,7 @@ from pretune.core.errors import UsageError
 from pretune.core.seed import mix
 from pretune.models.model import LanguageModel
 from pretune.nn.nf4 import NF4_VALUES
-from pretune.nn.quantized_products import (
-    HAS_TRITON,
-    dequantize_nf4,
-    is_supported,
-    is_supported_block,
-    multiply_nf4,
-)
+from pretune.nn.quantized_products import HAS_TRITON, dequantize_nf4, is_supported, is_supported_block, multiply_nf4
 
 QuantShape = tuple[tuple[int, int], int, int | None]
 """Shape, block and group size of a 4-bit matrix."""
@@ -144,11 +138,8 @@ class QLoRA(LoRA):
         for number, (_, owner, name, linear) in enumerate(find_linears(model, TARGETS)):
             assert isinstance(linear, nn.Linear)
             base = Linear4bit(linear, block=self.block, group=self.group)
-            setattr(
-                owner,
-                name,
-                LoraLinear(base, self, mix(seed, number) >> 1) if name in select_targets(owner, self.targets) else base,
-            )
+            is_target = name in select_targets(owner, self.targets)
+            setattr(owner, name, LoraLinear(base, self, mix(seed, number) >> 1) if is_target else base)
 
     @torch.no_grad()
     def merge(self, model: LanguageModel) -> None:
