@@ -125,9 +125,8 @@ class ContrastiveModel(nn.Module):
             like = encoder.model.tokens.weight
             generator = torch.Generator().manual_seed(seed)
             self.head = nn.Linear(3 * encoder.width, loss.classes)
-            with torch.no_grad():
-                self.head.weight.normal_(0.0, 0.02, generator=generator)
-                self.head.bias.zero_()
+            nn.init.normal_(self.head.weight, std=0.02, generator=generator)
+            nn.init.zeros_(self.head.bias)
             self.head.to(like.device, like.dtype)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:

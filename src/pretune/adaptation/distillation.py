@@ -218,9 +218,7 @@ class TaskDistillation:
             return Loss.from_parts(terms)
         task_terms: dict[str, Loss] = {}
         if weights.hard_weight:
-            loss = self.head.loss(ModelView(model, states), batch)
-            for name, term in rename_loss_term(loss.get_terms(), HARD_TERM).items():
-                task_terms[name] = replace(term, weight=term.weight * weights.hard_weight)
+            task_terms = weights.weigh_hard_loss(self.head.loss(ModelView(model, states), batch), HARD_TERM)
         if weights.soft_weight:
             total = self._compute_soft_loss(model, states, teacher_states, batch)
             task_terms["soft"] = Loss(sum=total, count=self.counts(batch)["soft"], weight=weights.soft_weight)

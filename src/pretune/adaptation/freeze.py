@@ -180,9 +180,8 @@ class UnfreezingHook:
             self.num_unfrozen = min(int(loop.state.step / self._compute_interval(self.spec.when)), len(self.parts) - 1)
         elif loop.state.last_eval_step != self._last_eval_step:
             self._last_eval_step = loop.state.last_eval_step
-            self.evals_without_improvement = (
-                0 if loop.state.best_step == loop.state.last_eval_step else self.evals_without_improvement + 1
-            )
+            is_best = loop.state.best_step == loop.state.last_eval_step
+            self.evals_without_improvement = 0 if is_best else self.evals_without_improvement + 1
             if self.evals_without_improvement >= self.spec.when.patience and self.num_unfrozen < len(self.parts) - 1:
                 self.num_unfrozen, self.evals_without_improvement = self.num_unfrozen + 1, 0
         if self.num_unfrozen != previous:

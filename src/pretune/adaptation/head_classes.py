@@ -70,7 +70,7 @@ def _ends_with_eos(model: LanguageModel) -> bool:
     return len(eos) == 1 and (tokenizer is None or tokenizer.template.single[-1][0] == eos[0])
 
 
-def build_head_config(head: TaskHead) -> dict[str, Any]:
+def build_head_config(head: TaskHead) -> dict[str, object]:
     """Return the config keys of a `transformers` class for a head."""
     if isinstance(head, Classification | MultiLabel | Tagging):
         names = head.labels or _make_default_labels(head.classes)

@@ -117,11 +117,10 @@ def _has_weights(source: str, model: LanguageModel, method: PeftMethod) -> bool:
         return False
     trained_names, base_weights = set(method.list_trainable_names(model)), dict(checkpoint.iterate_weights(base))
     for name, tensor in model.named_parameters():
-        if name not in trained_names and (
-            name not in base_weights
-            or base_weights[name].shape != tensor.shape
-            or not torch.equal(base_weights[name].to(tensor.dtype), tensor.detach().cpu())
-        ):
+        if name in trained_names:
+            continue
+        weight = base_weights.get(name)
+        if weight is None or not torch.equal(weight.to(tensor.dtype), tensor.detach().cpu()):
             return False
     return compute_fingerprint(base, method) == compute_fingerprint(model, method)
 
@@ -209,7 +208,7 @@ def _load(folder: Path, options: _LoadOptions) -> tuple[LanguageModel | ModelWit
     return model_with_head.eval(), load_adapter(model_with_head.model, folder, head=model_with_head.head)
 
 
-def _load_base(folder: Path, base_info: Mapping[str, Any], options: _LoadOptions) -> LanguageModel:
+def _load_base(folder: Path, base_info: Mapping[str, object], options: _LoadOptions) -> LanguageModel:
     """Load the base model of an adapter: of several directories, the one with the weights it was trained with."""
     places = find_base_directories(folder, base_info, options.base)
     options = options._replace(base=None, head=None, chain=(*options.chain, os.path.realpath(folder)))

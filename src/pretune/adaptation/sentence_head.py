@@ -63,11 +63,11 @@ def export_modules(model: ModelWithHead, length: int | None = None) -> SavedHead
     dense = nn.ModuleList(_copy_layer(layer, ACTIVATIONS[activation]) for layer, activation in layers)
     encoder = TextEncoder(model.model, Embedding(pooling=tuple(MODES[mode] for mode in pooling.modes)), dense)
     # NOTE: the modules compute in float32, whatever the type of the weights.
-    arguments: dict[str, Any] = {"variant": tensor_files.BODY_VARIANT, "torch_dtype": "float32"}
+    arguments: dict[str, object] = {"variant": tensor_files.BODY_VARIANT, "torch_dtype": "float32"}
     layout = FAMILIES.get(model.model.spec.family).layout
     if layout is not None and {"pooler"} in layout.classes.values():
         arguments["add_pooling_layer"] = False
-    settings: dict[str, Any] = {"model_args": arguments}
+    settings: dict[str, object] = {"model_args": arguments}
     if length is not None:
         settings["max_seq_length"] = length
     files = write_modules(encoder)

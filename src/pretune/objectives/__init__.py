@@ -1,6 +1,6 @@
 """Pre-training objectives: corruption of sequences and the loss; one file each. This table is their only list."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pretune.core.config import replace
 from pretune.core.registry import Registry
@@ -34,7 +34,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
 )
 
 
-def build_objective(name: str, **settings: Any) -> "Objective":
+def build_objective(name: str, **settings: object) -> "Objective":
     """Return an objective by its name, the paper's settings replaced by `settings`; public as `pretune.objective`.
 
     Raises UsageError for an unknown name or setting.

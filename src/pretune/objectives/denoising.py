@@ -188,11 +188,9 @@ class DocumentRotation(_Noise):
     def apply(self, sequences: Sequences, mask: int, rng: Counters) -> Sequences:
         index, sizes = find_ordinary_tokens(sequences)
         turn = np.minimum((rng.uniform(0) * sizes).astype(np.int64), np.maximum(sizes - 1, 0))
-        place = spread(turn, sizes)
-        size = np.repeat(sizes, sizes)
-        return reorder_tokens(
-            sequences, index, np.repeat(compute_starts(sizes), sizes) + place - size * (place >= size)
-        )
+        place, size = spread(turn, sizes), np.repeat(sizes, sizes)
+        order = np.repeat(compute_starts(sizes), sizes) + place - size * (place >= size)
+        return reorder_tokens(sequences, index, order)
 
 
 Noise = TokenMasking | TokenDeletion | TextInfilling | SentencePermutation | DocumentRotation

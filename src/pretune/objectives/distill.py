@@ -90,6 +90,11 @@ class DistillationWeights:
             raise UsageError(_NO_TEACHER)
         return self.teacher
 
+    def weigh_hard_loss(self, loss: Loss, name: str) -> dict[str, Loss]:
+        """Return the terms of the loss without the teacher with their weights; its only term gets a name."""
+        terms = rename_loss_term(loss.get_terms(), name).items()
+        return {key: replace(term, weight=term.weight * self.hard_weight) for key, term in terms}
+
     @property
     def layer_weights(self) -> dict[str, float]:
         """Weights of the terms that compare layers."""
@@ -123,11 +128,8 @@ class DistillationWeights:
                     "the teacher's layer of each student layer"
                 )
             return tuple(-(-layer * teacher_depth // student_depth) for layer in range(1, student_depth + 1))
-        if (
-            len(self.layers) != student_depth
-            or max(self.layers) > teacher_depth
-            or [*self.layers] != sorted(self.layers)
-        ):
+        is_ascending = [*self.layers] == sorted(self.layers)
+        if len(self.layers) != student_depth or max(self.layers) > teacher_depth or not is_ascending:
             raise UsageError(
                 f"layers {list(self.layers)} do not map {student_depth} student layers to ascending layers from 1 to "
                 f"{teacher_depth} of the teacher; change or remove them"
@@ -145,7 +147,7 @@ class Distill(DistillationWeights, Objective):
 
     @classmethod
     def from_base(
-        cls, base: Objective, teacher: str | None, settings: Mapping[str, Any] = MappingProxyType({})
+        cls, base: Objective, teacher: str | None, settings: Mapping[str, object] = MappingProxyType({})
     ) -> Self:
         """Return the distillation of an objective with some settings; one that is a distillation gets the teacher."""
         if isinstance(base, cls):
@@ -226,8 +228,7 @@ class Distillation:
         states = outputs[0].states
         if objective.hard_weight:
             base_loss = objective.base.loss(ModelView(model, states), batch)
-            for name, term in rename_loss_term(base_loss.get_terms(), objective.base.name).items():
-                terms[name] = replace(term, weight=term.weight * objective.hard_weight)
+            terms |= objective.weigh_hard_loss(base_loss, objective.base.name)
         counts = self.counts(batch)
         if objective.soft_weight:
             total = self._compute_soft_loss(model, states, references[0].states, batch)

@@ -92,7 +92,7 @@ class BatchExample:
     objective: str
     title: str  # of the objective
     about: str  # description and paper
-    settings: dict[str, Any]
+    settings: dict[str, object]
     shape: str
     seed: int
     sequences: tuple[ExampleSequence, ...]
@@ -109,7 +109,7 @@ def build_example(
     tokenizer: Tokenizer | None = None,
     shape: str | None = None,
     seed: int = 0,
-    settings: Mapping[str, Any] | None = None,
+    settings: Mapping[str, object] | None = None,
     hide: Sequence[str] = (),
 ) -> BatchExample:
     """Apply an objective to texts for a model shape; without a tokenizer, words are the tokens.

@@ -172,17 +172,13 @@ class MixtureCorruption(BaseCorruption):
     pair_weights: tuple[float, ...]
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return self._find_max_lengths(
-            [corruption.lengths(n) for corruption in self.corruptions], range(len(self.corruptions))
-        )
+        bounds = [corruption.lengths(n) for corruption in self.corruptions]
+        return self._find_max_lengths(bounds, range(len(bounds)))
 
     @property
     def has_random_lengths(self) -> bool:
-        has_choice = any(
-            len(self._find_possible_parts(chances)) > 1
-            for chances in (self.document_weights, self.pair_weights)
-            if any(chances)
-        )
+        weights = [chances for chances in (self.document_weights, self.pair_weights) if any(chances)]
+        has_choice = any(len(self._find_possible_parts(chances)) > 1 for chances in weights)
         return has_choice or any(has_random_lengths(corruption) for corruption in self.corruptions)
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
@@ -255,9 +251,7 @@ class MixtureCorruption(BaseCorruption):
         if sequences < 1:
             return 0
         # The bound for a huge batch gives the mean of each part, as its margin vanishes; the rest is six deviations.
-        max_targets = np.array(
-            [corruption.targets(tokens, sequences) for corruption in self.corruptions], dtype=np.float64
-        )
+        max_targets = np.array([part.targets(tokens, sequences) for part in self.corruptions], dtype=np.float64)
         if any(self.pair_weights):
             return int(max_targets.max())  # the number of pairs and the lengths of their targets depend on the data
         large_tokens, large_sequences = _LARGE_BATCH_FACTOR * tokens, _LARGE_BATCH_FACTOR * sequences
@@ -269,9 +263,8 @@ class MixtureCorruption(BaseCorruption):
         shares = sizes / max(sizes.sum(), 1e-9)  # of the tokens
         # Variance of the choice of parts.
         chance = float((mean - mean @ shares) ** 2 @ shares) * LENGTH_DISPERSION / sequences
-        return bound_target_slots(
-            float(mean @ shares), float(((max_targets - mean) / 6) ** 2 @ shares) + chance, int(max_targets.max())
-        )
+        variance = float(((max_targets - mean) / 6) ** 2 @ shares) + chance
+        return bound_target_slots(float(mean @ shares), variance, int(max_targets.max()))
 
 
 def draw_parts(chances: Sequence[float], chance: NDArray[np.floating[Any]]) -> Ints:

@@ -36,11 +36,9 @@ class PrefixLM(Objective):
     needs_attention = True
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PrefixCorruption | PrefixSplitCorruption":
-        return (
-            PrefixCorruption()
-            if shape == "decoder"
-            else PrefixSplitCorruption(EncoderDecoderLayout(vocabulary.require_start(self.name)))
-        )
+        if shape == "decoder":
+            return PrefixCorruption()
+        return PrefixSplitCorruption(EncoderDecoderLayout(vocabulary.require_start(self.name)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +49,13 @@ class PrefixCorruption(BaseCorruption):
         prefix = draw_split_points(sequences, rng)
         # The last token of the prefix predicts the next.
         is_context = sequences.compute_positions() < np.repeat(prefix, sequences.lengths) - 1
-        return replace(
-            sequences, targets=np.where(is_context, IGNORE_INDEX, find_next_tokens(sequences)), prefix=prefix
-        )
+        targets = np.where(is_context, IGNORE_INDEX, find_next_tokens(sequences))
+        return replace(sequences, targets=targets, prefix=prefix)
 
     def targets(self, tokens: int, sequences: int) -> int:
         # Half of each sequence and its end; a uniform number up to n has the variance n * n / 12.
-        return bound_target_slots(
-            (tokens + sequences) / 2, LENGTH_DISPERSION * tokens**2 / (12 * max(sequences, 1)), tokens
-        )
+        variance = LENGTH_DISPERSION * tokens**2 / (12 * max(sequences, 1))
+        return bound_target_slots((tokens + sequences) / 2, variance, tokens)
 
 
 @dataclass(frozen=True, slots=True)

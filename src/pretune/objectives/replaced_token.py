@@ -105,8 +105,7 @@ _STEP, _FIRST_MULTIPLIER, _SECOND_MULTIPLIER = (
 
 def _mix_bits(state: Tensor) -> Tensor:
     """Apply one step of SplitMix64, as in `pretune.core.seed`; integers wrap around."""
-    state = (
-        state ^ ((state >> 30) & (2**34 - 1))
-    ) * _FIRST_MULTIPLIER  # NOTE: the shift is arithmetic, so the sign bits are masked
+    # NOTE: the shift is arithmetic, so the sign bits are masked.
+    state = (state ^ ((state >> 30) & (2**34 - 1))) * _FIRST_MULTIPLIER
     state = (state ^ ((state >> 27) & (2**37 - 1))) * _SECOND_MULTIPLIER
     return state ^ ((state >> 31) & (2**33 - 1))

@@ -73,13 +73,11 @@ class DecoderLayout:
         place = spread(offsets[:-1] + source.lengths, labels.lengths)
         tokens[spread(offsets[:-1], source.lengths)] = source.tokens
         tokens[place] = labels.tokens
-        has_context = place != np.repeat(
-            offsets[:-1], labels.lengths
-        )  # the first token of a sequence has no position before it
+        # The first token of a sequence has no position before it.
+        has_context = place != np.repeat(offsets[:-1], labels.lengths)
         targets[place[has_context] - 1] = labels.tokens[has_context]
-        return replace(
-            labels, tokens=tokens, offsets=offsets, targets=targets, prefix=source.lengths if self.prefix else None
-        )
+        prefix = source.lengths if self.prefix else None
+        return replace(labels, tokens=tokens, offsets=offsets, targets=targets, prefix=prefix)
 
     def targets(self, tokens: int, bound: int) -> int:
         """Return the target slots: the bound, at most all tokens."""

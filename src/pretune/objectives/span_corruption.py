@@ -110,19 +110,16 @@ class SentinelCorruption(BaseCorruption):
         noise, counts = self.count_noise(sizes)
         hidden = split_randomly(rng.bits(0, count_gaps(noise)), noise, counts)
         visible = split_randomly(rng.bits(1, count_gaps(sizes - noise)), np.where(counts > 0, sizes - noise, 0), counts)
-        start = (
-            exclusive_cumsum(hidden, counts)
-            + exclusive_cumsum(visible, counts)
-            + visible
-            + np.repeat(compute_starts(sizes), counts)
-        )
+        earlier = exclusive_cumsum(hidden, counts) + exclusive_cumsum(visible, counts)
+        start = np.repeat(compute_starts(sizes), counts) + earlier + visible
         return self.layout.combine(*self.replace_spans(sequences, index, NoiseSpans(start, hidden, counts)))
 
     def replace_spans(self, sequences: Sequences, index: Ints, spans: NoiseSpans) -> tuple[Sequences, Sequences]:
         """Return source and labels for spans of the ordinary tokens, whose positions are `index`."""
         start, length, counts = spans
         noise = np.diff(compute_offsets(length)[compute_offsets(counts)])
-        sentinels = self.sentinels[spread(np.zeros_like(counts), counts)]
+        numbers = spread(np.zeros_like(counts), counts)  # of each span in its sequence
+        sentinels = self.sentinels[numbers]
         places = index[spread(start, length)]
         keep = np.ones(len(sequences.tokens), dtype=np.bool_)
         keep[places] = False
@@ -134,9 +131,7 @@ class SentinelCorruption(BaseCorruption):
         lengths = noise + counts + closing + ends
         offsets = compute_offsets(lengths)
         labels = np.full(int(offsets[-1]), IGNORE_INDEX)
-        first = (
-            np.repeat(offsets[:-1], counts) + exclusive_cumsum(length, counts) + spread(np.zeros_like(counts), counts)
-        )
+        first = np.repeat(offsets[:-1], counts) + exclusive_cumsum(length, counts) + numbers
         labels[first] = sentinels
         labels[spread(first + 1, length)] = sequences.tokens[places]
         if closing:

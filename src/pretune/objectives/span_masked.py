@@ -78,9 +78,8 @@ def boundary_loss(model: PretrainingModel, states: Tensor, batch: Batch) -> Loss
     """Compute the summed loss of the span head at every target."""
     left, right, place = find_span_edges(batch)
     assert batch.targets is not None
-    return model.compute_span_loss(
-        states.index_select(0, left), states.index_select(0, right), place, batch.targets.labels
-    )
+    left_states, right_states = states.index_select(0, left), states.index_select(0, right)
+    return model.compute_span_loss(left_states, right_states, place, batch.targets.labels)
 
 
 @spec

@@ -106,13 +106,8 @@ class Loop:
         while not should_stop(self.state):
             set_rates(self.optimizer, self.lr_factor(self.state))
             micro_batches = next(batches)
-            step_counts = sum_step_counts(
-                self.module.objective,
-                micro_batches,
-                self.ranks,
-                stop_signal=self.stop_signal,
-                elapsed_seconds=time.monotonic() - self.start_time,
-            )
+            objective, elapsed_seconds = self.module.objective, time.monotonic() - self.start_time
+            step_counts = sum_step_counts(objective, micro_batches, self.ranks, self.stop_signal, elapsed_seconds)
             losses = self._compute_gradients(micro_batches, step_counts)
             if self.parallel_module is None:
                 self.ranks.average_gradients(parameters)
@@ -184,14 +179,10 @@ class Loop:
     def _record(self, loss: Loss, ok: Tensor, norm: Tensor, counts: Mapping[str, Tensor]) -> None:
         assert self.metric_buffer is not None
         pairs = [value for term in loss.get_terms().values() for value in (term.sum, term.count)]
-        values = (ok, norm, *(counts[name] for name in REDUCED_METRICS), *pairs)
+        values = [value.double() for value in (ok, norm, *(counts[name] for name in REDUCED_METRICS), *pairs)]
         weights = {name: term.weight for name, term in loss.get_terms().items()}
-        self.metric_buffer.put(
-            self.state.step,
-            self.optimizer.param_groups[0]["lr"],
-            weights,
-            torch.stack([value.double() for value in values]),
-        )
+        rate = self.optimizer.param_groups[0]["lr"]
+        self.metric_buffer.put(self.state.step, rate, weights, torch.stack(values))
 
 
 MAX_SKIPPED_STEPS = 20

@@ -146,9 +146,8 @@ class Progress:
         fraction, step_seconds = min(step / max(self._total, 1), 1.0), self._step_timer.step_seconds
         if step_seconds is None:
             return fraction, None
-        return fraction, (self._total - step) * step_seconds + (
-            0.0 if self._overhead is None else self._overhead.estimate_remaining(step_seconds, step)
-        )
+        overhead = 0.0 if self._overhead is None else self._overhead.estimate_remaining(step_seconds, step)
+        return fraction, (self._total - step) * step_seconds + overhead
 
 
 class _StepTimer:

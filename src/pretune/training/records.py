@@ -142,22 +142,6 @@ class RateRecord(TypedDict):
     dev: Number
 
 
-class SavedModelRecord(TypedDict):
-    """Model in the directory of a fine-tuned run."""
-
-    lr: Number
-    seed: int
-    labels: int
-    steps: Count
-    best_step: Count
-    trained: Count
-    parameters: Positive
-    memory: NotRequired[Count | None]  # of the GPU, in bytes
-    threshold: NotRequired[Number | None]
-    dev: NotRequired[Number]
-    scores: NotRequired[dict[str, dict[str, Number]]]
-
-
 class EvaluationRecord(TypedDict):
     """Evaluation during a trial."""
 
@@ -174,6 +158,24 @@ class TrialRecord(TypedDict):
     course: NotRequired[list[EvaluationRecord]]
 
 
+class TrainedRecord(TrialRecord):
+    """Model of a trial."""
+
+    steps: Count
+    best_step: Count
+    trained: Count
+    parameters: Positive
+    memory: NotRequired[Count | None]  # of the GPU, in bytes
+
+
+class SavedModelRecord(TrainedRecord):
+    """Model in the directory of a fine-tuned run."""
+
+    threshold: NotRequired[Number | None]
+    dev: NotRequired[Number]
+    scores: NotRequired[dict[str, dict[str, Number]]]
+
+
 class RunSummaryRecord(SummaryRecord):
     """Summary of a run with its time and cost."""
 
@@ -181,20 +183,15 @@ class RunSummaryRecord(SummaryRecord):
     cost: CostFile
 
 
-class TrialFile(TrialRecord):
+class TrialFile(TrainedRecord):
     """trial.json: a finished trial."""
 
-    steps: Count
-    best_step: Count
     scores: dict[str, dict[str, Number]]
-    trained: Count
-    parameters: Positive
     counts: "LengthCounts"
     balance: Any
     threshold: Number | None
     epoch: NotRequired[Count]  # steps of an epoch
     notes: NotRequired[list[str]]
-    memory: NotRequired[Count | None]  # of the GPU, in bytes
     forgetting: NotRequired["Forgetting | None"]
     summary: RunSummaryRecord
     predictions: dict[str, list[dict[str, Any]]]
@@ -264,7 +261,7 @@ class ScoresFile(TypedDict):
     counts: LengthCounts
     result: ResultRecord
     model: SavedModelRecord
-    rates: NotRequired[list["RateRecord"]]
+    rates: NotRequired[list[RateRecord]]
     baselines: list[BaselineRecord]
     not_run: dict[str, str]
     curve: list[CurvePoint]

@@ -146,7 +146,7 @@ class Trackers:
     """A list of trackers as one; may be empty. `start` is the step at which a run resumes."""
 
     def __init__(
-        self, names: Sequence[str], directory: Path, *, start: int = 0, config: Mapping[str, Any] | None = None
+        self, names: Sequence[str], directory: Path, *, start: int = 0, config: Mapping[str, object] | None = None
     ) -> None:
         for name in names:
             if name not in _TRACKERS:
@@ -172,7 +172,7 @@ class Trackers:
             close()
 
 
-def _open_tensorboard(directory: Path, start: int, config: Mapping[str, Any]) -> Tracker:
+def _open_tensorboard(directory: Path, start: int, config: Mapping[str, object]) -> Tracker:
     """Open event files for `tensorboard --logdir RUN`; a resumed run hides values of steps that it repeats."""
     from torch.utils.tensorboard import SummaryWriter
 
@@ -186,7 +186,7 @@ def _open_tensorboard(directory: Path, start: int, config: Mapping[str, Any]) ->
     return log_values, writer.close
 
 
-def _open_wandb(directory: Path, start: int, config: Mapping[str, Any]) -> Tracker:
+def _open_wandb(directory: Path, start: int, config: Mapping[str, object]) -> Tracker:
     """Open an offline W&B run; a resumed run creates another one of the same name."""
     import wandb
 
@@ -204,7 +204,7 @@ def _open_wandb(directory: Path, start: int, config: Mapping[str, Any]) -> Track
     return lambda step, values: run.log(dict(values), step=step), run.finish
 
 
-_TRACKERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Tracker]] = {
+_TRACKERS: dict[str, Callable[[Path, int, Mapping[str, object]], Tracker]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
 }
@@ -224,7 +224,7 @@ class RunLogger:
         *,
         count_flops: Callable[[BatchStats], float],
         progress: Progress | None = None,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, object] | None = None,
         is_resumed: bool = False,
     ) -> None:
         self.run_dir, self.config = run_dir, config

@@ -18,6 +18,7 @@ from pretune.core.types import Batch, Loss
 from pretune.data.plan import BatchShape
 from pretune.models.cost import estimate_memory
 from pretune.models.spec import Model
+from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
 
 MICRO_TOKENS = 8192
@@ -91,7 +92,7 @@ class ModelWithLoss(nn.Module):
 
 
 def sum_step_counts(
-    objective: TrainingObjective, batches: Sequence[Batch], ranks: Ranks, *, stop_signal: int, elapsed_seconds: float
+    objective: TrainingObjective, batches: Sequence[Batch], ranks: Ranks, stop_signal: int, elapsed_seconds: float
 ) -> dict[str, Tensor]:
     """Sum the target counts of each loss term and the tokens of a step over micro-batches and ranks.
 
@@ -115,12 +116,11 @@ def reduce_over_ranks(loss: Loss, ranks: Ranks) -> Loss:
     terms: Mapping[str, Loss] = loss.get_terms()
     stacked_sums = [_stack_sums(term) for term in terms.values()]
     sums = torch.split(ranks.sum(torch.cat(stacked_sums)), [len(row) for row in stacked_sums])
-    return Loss.from_parts(
-        {
-            name: Loss(sum=row[0], count=row[1], weight=term.weight, correct=row[2] if len(row) > 2 else None)
-            for (name, term), row in zip(terms.items(), sums, strict=True)
-        }
-    )
+    totals = {
+        name: Loss(sum=row[0], count=row[1], weight=term.weight, correct=row[2] if len(row) > 2 else None)
+        for (name, term), row in zip(terms.items(), sums, strict=True)
+    }
+    return Loss.from_parts(totals)
 
 
 def _stack_sums(term: Loss) -> Tensor:
@@ -130,17 +130,12 @@ def _stack_sums(term: Loss) -> Tensor:
 
 
 def count_micro_batches(
-    shape: BatchShape,
-    model: Model,
-    ranks: Ranks,
-    precision: torch.dtype | None,
-    *,
-    micro_tokens: int | None,
-    min_micro_batches: int,
+    shape: BatchShape, model: Model, ranks: Ranks, config: TrainConfig, min_micro_batches: int
 ) -> int:
     """Return the micro-batches per rank and step: as few as memory allows, at least `min_micro_batches`."""
     rows, row = shape.rows // ranks.world, shape.length + (shape.source or 0)
-    room, micro = micro_tokens or _fit_micro_tokens(row, rows * row, model, ranks, precision), 1
+    precision = config.resolve_precision(ranks.device)
+    room, micro = config.micro_tokens or _fit_micro_tokens(row, rows * row, model, ranks, precision), 1
     while rows // micro > 1 and (rows // micro * row > room or micro < min_micro_batches):
         micro = increase_micro_batches(micro, rows // micro)
     return micro
@@ -152,10 +147,12 @@ def _fit_micro_tokens(row: int, max_tokens: int, model: Model, ranks: Ranks, pre
         return MICRO_TOKENS
     free = MEMORY_SHARE * torch.cuda.get_device_properties(ranks.device).total_memory
     half: Literal["fp32", "bf16"] = "fp32" if precision is None else "bf16"
+
+    def fits(tokens: int) -> bool:
+        return estimate_memory(model, tokens=tokens, length=row, training=True, precision=half).total <= free
+
     tokens = max_tokens
-    while (
-        tokens > row and estimate_memory(model, tokens=tokens, length=row, training=True, precision=half).total > free
-    ):
+    while tokens > row and not fits(tokens):
         tokens //= 2
     return tokens
 
@@ -193,7 +190,7 @@ class MetricBuffer:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._pending: deque[tuple[int, float, list[str], list[float], Tensor, torch.cuda.Event | None]] = deque()
+        self._pending: deque[tuple[int, float, dict[str, float], Tensor, torch.cuda.Event | None]] = deque()
 
     def put(self, step: int, lr: float, weights: dict[str, float], values: Tensor) -> None:
         """Enqueue `values` (float64): ok, norm, the REDUCED_METRICS, then sum and count of each loss term."""
@@ -202,16 +199,16 @@ class MetricBuffer:
             values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        self._pending.append((step, lr, list(weights), list(weights.values()), values, event))
+        self._pending.append((step, lr, weights, values, event))
 
     def take(self, *, include_newest: bool = False) -> Iterator[StepMetrics]:
         """Yield the metrics of the steps before the newest (on a CPU or with `include_newest`: of all), in order."""
         while len(self._pending) > (1 if self._cuda and not include_newest else 0):
-            step, lr, names, weights, values, event = self._pending.popleft()
+            step, lr, weights, values, event = self._pending.popleft()
             if event is not None:
                 event.synchronize()
             ok, norm, tokens, stop_signal, elapsed_seconds, *pairs = values.tolist()
-            terms = {name: (pairs[2 * i], pairs[2 * i + 1]) for i, name in enumerate(names)}
+            terms = {name: (pairs[2 * i], pairs[2 * i + 1]) for i, name in enumerate(weights)}
             means = (total / max(count, 1.0) for total, count in terms.values())
             yield StepMetrics(
                 step=step,
@@ -222,5 +219,5 @@ class MetricBuffer:
                 elapsed_seconds=elapsed_seconds,
                 lr=lr,
                 terms=terms,
-                loss=sum(weight * mean for weight, mean in zip(weights, means, strict=True)),
+                loss=sum(weight * mean for weight, mean in zip(weights.values(), means, strict=True)),
             )

@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Self
 
 from torch import nn
 from torch.optim import Optimizer
@@ -89,7 +89,7 @@ class RunOutput:
 
     run_dir: RunDir
     fingerprints: Mapping[str, str]  # of settings and data; a checkpoint with others is not restored
-    settings: Mapping[str, Any]  # plain form of all settings, for trackers
+    settings: Mapping[str, object]  # plain form of all settings, for trackers
     write_settings: Callable[[], None] = lambda: None  # called on rank 0 before the first step of a new run
     lock: RunLock | None = None  # of the caller, if rank 0 holds one already
 
@@ -380,11 +380,5 @@ class Trainer:
     def _count_micro_batches(self, phase: TrainingPhase) -> int:
         if phase.shape is None:
             return 1
-        return count_micro_batches(
-            phase.shape,
-            self.trained.spec,
-            self.process.ranks,
-            self.config.resolve_precision(self.process.ranks.device),
-            micro_tokens=self.config.micro_tokens,
-            min_micro_batches=self.state.min_micro,
-        )
+        spec, ranks = self.trained.spec, self.process.ranks
+        return count_micro_batches(phase.shape, spec, ranks, self.config, self.state.min_micro)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from pretune.core.seed import mix
-from pretune.core.types import Batch, Loss
+from pretune.core.types import Loss
 from pretune.nn.lstm import LSTMLayer
+from pretune.training.batch_transfer import BatchSource
 from pretune.training.checkpoints import Checkpoint
 from pretune.training.config import Optim
 from pretune.training.distributed import Ranks, fill, reshard, unshard
@@ -28,16 +29,9 @@ LOCAL_RANK = Ranks(torch.device("cpu"))
 """A single-rank group, for sums that stay on a rank."""
 
 
-class HeldOutBatches(Protocol):
-    """Held-out batches by number."""
-
-    def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
-        """Return a batch, or a part of it."""
-
-
 def compute_validation_loss(
     module: nn.Module,
-    batches: HeldOutBatches,
+    batches: BatchSource,
     count: int,
     ranks: Ranks,
     *,
@@ -184,10 +178,7 @@ class EarlyStopping:
     @property
     def best_step(self) -> int | None:
         """First step with the highest score."""
-        if not self.scores:
-            return None
-        top = max(score for _, score in self.scores)
-        return next(step for step, score in self.scores if score == top)
+        return max(self.scores, key=lambda entry: entry[1])[0] if self.scores else None
 
     @property
     def evaluations_since_best(self) -> int:
@@ -348,7 +339,7 @@ def warn_of_few_evaluations(optimizer: Optim, evaluations: int, warn: Callable[[
 
 
 def build_evaluator(
-    batches: HeldOutBatches, count: int, objective: TrainingObjective
+    batches: BatchSource, count: int, objective: TrainingObjective
 ) -> Callable[[Loop], dict[str, float] | None]:
     """Return the function that evaluates the current model with the objective's evaluation form."""
 

@@ -75,7 +75,7 @@ def save_adapter(
     if base_model is not None:
         base = str(Path(directory).resolve() / BASE_FOLDER)
         paths = {"path": base, "relative": BASE_FOLDER}
-    record: dict[str, Any] = {"method": config.to_dict(method), "base": {**paths, **_describe_base(model, method)}}
+    record: dict[str, object] = {"method": config.to_dict(method), "base": {**paths, **_describe_base(model, method)}}
     if task_model is not None:
         record["head"] = config.to_dict(task_model.spec)
     tensors = get_adapter_state(method, model)
@@ -142,7 +142,7 @@ def compute_fingerprint(model: LanguageModel, method: PeftMethod) -> str:
     return digest.hexdigest()
 
 
-def _describe_base(model: LanguageModel, method: PeftMethod) -> dict[str, Any]:
+def _describe_base(model: LanguageModel, method: PeftMethod) -> dict[str, object]:
     spec = model.spec
     shape = {"family": spec.family, "vocab": spec.vocab, "width": spec.width, "depth": spec.depth}
     return {**shape, "sha256": compute_fingerprint(model, method)}
@@ -295,7 +295,7 @@ def resolve_reference_path(base: str | None) -> str | None:
     return base.removeprefix(PREFIX).partition("@")[0]
 
 
-def find_base_directories(folder: Path, base_info: Mapping[str, Any], base: str | Path | None = None) -> list[Path]:
+def find_base_directories(folder: Path, base_info: Mapping[str, object], base: str | Path | None = None) -> list[Path]:
     """Return the candidate directories of an adapter's base model, best first; `base` is the only one if given.
 
     A path stored by earlier releases is relative to the working directory of the run, or to the adapter.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, Target, find_linears
 from pretune.adaptation.peft.ia3 import IA3, InputScaledLinear, ScaledLinear
@@ -126,13 +126,13 @@ def pack(method: PeftMethod, model: LanguageModel) -> PeftAdapter | None:
     return _pack_ia3(peft_layers, modules) if isinstance(method, IA3) else _pack_lora(method, peft_layers, modules)
 
 
-def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter:
+def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str, nn.Module]) -> PeftAdapter:
     tensors: dict[str, Tensor] = {}
     ranks: dict[str, int] = {}
     alphas: dict[str, float] = {}
     blocks: dict[str, list[list[Any]]] = {}
     for place in peft_layers:
-        layers = {path: modules[path] for path in place.paths if isinstance(modules[path], LoraLinear)}
+        layers = {path: layer for path in place.paths if isinstance(layer := modules[path], LoraLinear)}
         if not layers:
             continue
         first = next(iter(layers.values()))
@@ -164,7 +164,7 @@ def _pack_lora(method: LoRA, peft_layers: list[PeftLayer], modules: Mapping[str,
     return PeftAdapter(config={**_COMMON_CONFIG, **config}, tensors=tensors, blocks=blocks)
 
 
-def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftAdapter | None:
+def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, nn.Module]) -> PeftAdapter | None:
     """Convert vectors; None if peft cannot represent them."""
     tensors: dict[str, Tensor] = {}
     inputs: list[str] = []
@@ -176,7 +176,7 @@ def _pack_ia3(peft_layers: list[PeftLayer], modules: Mapping[str, Any]) -> PeftA
         if input_scales and (len(input_scales) < len(layers) or not is_shared):
             return None  # the inputs of a layer have one scale in peft
         if input_scales:
-            tensors[name] = layers[0].scale.detach()[None]
+            tensors[name] = input_scales[0].detach()[None]
             inputs.append(place.peft_path)
         elif any(isinstance(layer, ScaledLinear) for layer in layers):
             scales = [layer.scale.detach() if isinstance(layer, ScaledLinear) else None for layer in layers]
@@ -327,9 +327,8 @@ def _unpack_ia3(tensors: dict[str, Tensor], layers_by_name: Mapping[str, PeftLay
             parts = place.unpack(vector) if len(place.paths) > 1 else [vector]
             out |= {f"{path}.scale": part.reshape(-1) for path, part in zip(place.paths, parts, strict=True)}
     scales = {**out, **inputs}
-    return LoadedAdapter(
-        method=IA3(targets=_parse_targets(scales), inputs=_parse_targets(inputs) if inputs else ()), tensors=scales
-    )
+    method = IA3(targets=_parse_targets(scales), inputs=_parse_targets(inputs) if inputs else ())
+    return LoadedAdapter(method=method, tensors=scales)
 
 
 def _unpack_prompt(config: PeftConfig, tensors: Mapping[str, Tensor], spec: Model) -> LoadedAdapter:

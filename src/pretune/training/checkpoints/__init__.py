@@ -160,7 +160,7 @@ def list_checkpoints(directory: Path) -> list[Path]:
     return [path for _, path in checkpoints]
 
 
-def describe_state(step: int, snapshot: TensorSnapshot, facts: Mapping[str, Any], score: float | None) -> str:
+def describe_state(step: int, snapshot: TensorSnapshot, facts: Mapping[str, object], score: float | None) -> str:
     """Serialize the state of a checkpoint to JSON; raises a ValueError for values that are not JSON (such as NaN)."""
     for group in snapshot.groups:
         if not _GROUP_PATTERN.fullmatch(group):
@@ -234,6 +234,6 @@ def _list_files(state: StateFile) -> list[str]:
     return [STATE_FILE, *(f"{group}.safetensors" for group in state["groups"])]
 
 
-def _select_manifest_facts(state: StateFile) -> dict[str, Any]:
+def _select_manifest_facts(state: StateFile) -> dict[str, object]:
     """Return the facts repeated in the manifest: the step, and all strings (hashes of config, data and tokenizer)."""
     return {"step": state["step"], "run": {key: fact for key, fact in state["facts"].items() if isinstance(fact, str)}}

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +50,7 @@ class CheckpointManager:
         self,
         step: int,
         groups: Mapping[str, Mapping[str, Tensor]],
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         *,
         score: float | None = None,
         wait: bool = False,

@@ -115,6 +115,7 @@ def split_parts(model: nn.Module) -> dict[str, list[str]]:
     blocks = _find_blocks(model)
     embeddings = [path for path, module in model.named_modules() if getattr(module, "is_embedding", False)]
     names_by_part: dict[str, list[str]] = {EMBEDDINGS_PART: [], **{block: [] for block in blocks}, HEADS_PART: []}
+    stacks = [_get_parent(block) for block in blocks]
     last_blocks: dict[str, str] = {}  # the block met last in each stack
     for name, (owner, _) in _map_owners(model).items():
         block = _find_block(name, blocks)
@@ -122,9 +123,7 @@ def split_parts(model: nn.Module) -> dict[str, list[str]]:
             last_blocks[_get_parent(block)] = block
             names_by_part[block].append(name)
             continue
-        stack = next(
-            (ancestor for ancestor in _list_ancestors(name) if ancestor and ancestor in map(_get_parent, blocks)), None
-        )
+        stack = _find_block(name, stacks)
         if stack is not None:
             names_by_part[last_blocks.get(stack, EMBEDDINGS_PART)].append(name)
         else:
@@ -148,15 +147,15 @@ def _find_blocks(model: nn.Module) -> list[str]:
             single_parts.append(path)
         if _find_block(path, single_parts) is not None:
             continue
-        is_numbered = path.rpartition(".")[2].isdigit() and not isinstance(
-            model.get_submodule(_get_parent(path)), nn.Sequential
-        )
+        parent = model.get_submodule(_get_parent(path))
+        is_numbered = path.rpartition(".")[2].isdigit() and not isinstance(parent, nn.Sequential)
         if (is_numbered or isinstance(module, nn.RNNBase)) and _find_block(path, blocks) is None:
             blocks.append(path)
     return blocks
 
 
 def _find_block(name: str, blocks: list[str]) -> str | None:
+    """Return the innermost of some modules that a path lies in, itself included, or None."""
     return next((ancestor for ancestor in _list_ancestors(name) if ancestor in blocks), None)
 
 
