@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from pretune.adaptation.adapted import add_adapter, add_head
     from pretune.adaptation.io import load, save
     from pretune.adaptation.peft.adapter import Adapter
-    from pretune.adaptation.peft.bitfit import BitFit
-    from pretune.adaptation.peft.ia3 import IA3
     from pretune.adaptation.peft.lora import LoRA
     from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
     from pretune.adaptation.peft.qlora import QLoRA
+    from pretune.adaptation.peft.vectors import IA3, BitFit
     from pretune.analysis.attention import analyze_attention, view_attention
     from pretune.analysis.embedding_map import analyze_embeddings
     from pretune.analysis.layer_probes import analyze_layers
@@ -119,8 +118,8 @@ _PUBLIC = {
     "add_adapter": "pretune.adaptation.adapted:add_adapter",
     "LoRA": "pretune.adaptation.peft.lora:LoRA",
     "QLoRA": "pretune.adaptation.peft.qlora:QLoRA",
-    "IA3": "pretune.adaptation.peft.ia3:IA3",
-    "BitFit": "pretune.adaptation.peft.bitfit:BitFit",
+    "IA3": "pretune.adaptation.peft.vectors:IA3",
+    "BitFit": "pretune.adaptation.peft.vectors:BitFit",
     "Adapter": "pretune.adaptation.peft.adapter:Adapter",
     "PrefixTuning": "pretune.adaptation.peft.prefix:PrefixTuning",
     "PromptTuning": "pretune.adaptation.peft.prefix:PromptTuning",

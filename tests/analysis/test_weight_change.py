@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.peft.bitfit import BitFit
+from pretune.adaptation.peft.vectors import BitFit
 from pretune.analysis.weight_change import analyze_diff, compare_weights
 from pretune.cli import main
 from pretune.core.errors import UsageError

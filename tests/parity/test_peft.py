@@ -14,11 +14,11 @@ import torch
 
 import pretune as pt
 from pretune.adaptation.peft.base import PeftMethod
-from pretune.adaptation.peft.ia3 import IA3
 from pretune.adaptation.peft.io import load_adapter, save_adapter
 from pretune.adaptation.peft.lora import LoRA
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.adaptation.peft.qlora import QLoRA
+from pretune.adaptation.peft.vectors import IA3
 from pretune.core.errors import CheckpointError
 from pretune.models.model import LanguageModel
 from tests.parity.cases import CASES

@@ -220,8 +220,6 @@ M = TypeVar("M", bound=LanguageModel | ModelWithHead)
 HeadKind = Literal[
     "classification", "multi_label", "regression", "tagging", "dependency", "span", "choice", "generation"
 ]
-HEADS_WITH_LABELS = ("classification", "multi_label", "tagging", "dependency")
-"""Heads that need the names of their labels."""
 
 
 def add_head(
@@ -249,7 +247,7 @@ def add_head(
         raise UsageError(f"add_head takes a model as returned by pt.load, got {type(model).__name__}")
     head = HEADS.get(kind)
     settings: dict[str, Any] = {} if dropout is None else {"dropout": dropout}
-    if kind in HEADS_WITH_LABELS:
+    if hasattr(head, "labels"):
         if not labels:
             raise UsageError(f"a {kind} head needs labels, such as labels=['bad', 'good']")
         settings |= {"classes": len(labels), "labels": tuple(labels)}

@@ -1,6 +1,11 @@
-"""Task heads in the classes of `transformers`: layout, tensors and config keys, in both directions."""
+"""Task heads in the classes of `transformers`: layout, tensors and config keys, in both directions.
 
-from typing import Any
+In peft's layout (`modules_to_save`) an adapter belongs to such a class: tensor names start as in that class, and the
+head's tensors are stored with the adapter's, under the class's own names.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -8,6 +13,7 @@ from pretune.adaptation.adapted import ModelWithHead, SingleHead
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
 from pretune.adaptation.heads.token import Span, Tagging
+from pretune.adaptation.peft.peft_format import ROOT_PREFIX, PeftAdapter, PeftConfig
 from pretune.core import config
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError
@@ -16,6 +22,7 @@ from pretune.models.hf import checkpoint
 from pretune.models.hf.config import HfConfig, allow_null, check_rate, check_size, make_unsupported_error
 from pretune.models.hf.weights import HeadLayout, plan_moves
 from pretune.models.model import LanguageModel
+from pretune.models.spec import Model
 
 PROBLEM_TYPES = {
     "single_label_classification": Classification,
@@ -23,6 +30,16 @@ PROBLEM_TYPES = {
     "regression": Regression,
 }
 """Heads of one class of `transformers`, by its `problem_type`."""
+
+BARE_PREFIX = "base_model."
+"""Prefix of tensor names if the method adds nothing to the model's modules."""
+
+TASK_TYPES = {
+    **dict.fromkeys(("classification", "multi_label", "regression"), "SEQ_CLS"),
+    "tagging": "TOKEN_CLS",
+    "span": "QUESTION_ANS",
+}
+"""peft's task type for each kind of head; it has none for multiple choice."""
 
 
 def export_head(model: ModelWithHead) -> checkpoint.SavedHead | None:
@@ -100,8 +117,8 @@ def parse_head_config(hf_config: HfConfig, task: HeadLayout, rows: int) -> Singl
         raise make_unsupported_error("problem_type", problem, PROBLEM_TYPES)
     if (len(names) == 1 and problem is None) or problem == "regression":
         if len(names) != 1:
-            found = f"{problem} with {len(names)} labels"
-            raise make_unsupported_error("problem_type", found, ["regression with one label"])
+            problem = f"{problem} with {len(names)} labels"
+            raise make_unsupported_error("problem_type", problem, ["regression with one label"])
         return Regression(pooling=task.pooling, dropout=drop)
     head_class = MultiLabel if problem == "multi_label_classification" else Classification
     return head_class(classes=len(names), labels=labels, pooling=task.pooling, dropout=drop)
@@ -129,3 +146,58 @@ def _make_default_labels(count: int) -> tuple[str, ...]:
 def get_tensors(head: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a head by name, on the CPU."""
     return {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.iterate_weights(head)}
+
+
+def add_head(adapter: PeftAdapter, head: checkpoint.SavedHead, kind: str) -> PeftAdapter:
+    """Return an adapter with the head of a `transformers` class."""
+    virtual = "num_virtual_tokens" in adapter.config
+    root = BARE_PREFIX if virtual else ROOT_PREFIX
+    adapter_tensors = {
+        name if virtual else f"{ROOT_PREFIX}{head.prefix}{name.removeprefix(ROOT_PREFIX)}": tensor
+        for name, tensor in adapter.tensors.items()
+    }
+    module_names = dict.fromkeys(name.removeprefix(head.prefix).partition(".")[0] for name in head.tensors)
+    peft_config = {**adapter.config, "task_type": TASK_TYPES.get(kind), "modules_to_save": list(module_names)}
+    head_tensors = {root + name: tensor for name, tensor in head.tensors.items()}
+    return replace(adapter, config=peft_config, tensors=adapter_tensors | head_tensors)
+
+
+def split_head(tensors: Mapping[str, Tensor], spec: Model) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Split the tensors of a directory in peft's layout for a body of this spec.
+
+    Returns those of the adapter, under the body's names, and those of the head.
+    """
+    layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
+    if layout is None:
+        return dict(tensors), {}
+    names = {name for head_class in layout.task_heads.values() for name in head_class.tensor_names}
+    prefixes = {layout.prefix, *(head_class.prefix or "" for head_class in layout.task_heads.values())}
+    prefixes_by_length = sorted(prefixes, key=len, reverse=True)
+    has_head = any(_strip_prefix(name) in names for name in tensors)
+    adapter, head = dict[str, Tensor](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        bare = _strip_prefix(name)
+        start = next((prefix for prefix in prefixes_by_length if bare.startswith(prefix)), "")
+        if bare in names:
+            head[bare] = tensor
+        elif has_head and not spec.parts and name.startswith(ROOT_PREFIX):
+            adapter[ROOT_PREFIX + bare.removeprefix(start)] = tensor
+        else:
+            adapter[name] = tensor
+    return adapter, head
+
+
+def detect_head(peft_config: PeftConfig, head: Mapping[str, Tensor], spec: Model) -> tuple[TaskHead, HeadLayout] | None:
+    """Return the head spec and class for an adapter's head tensors; None if this body has no such class."""
+    layout = FAMILIES.get(spec.family).layout if spec.family in FAMILIES else None
+    for head_class in {} if layout is None else layout.task_heads.values():
+        output_name = plan_moves(["out.weight"], head_class.rules)[0].tensor_name
+        has_type = head_class.kind in TASK_TYPES and TASK_TYPES[head_class.kind] == peft_config.get("task_type")
+        if has_type and output_name in head and set(head) <= head_class.tensor_names:
+            settings = HfConfig({"classifier_dropout": 0.1})  # of new heads; peft's config has none
+            return parse_head_config(settings, head_class, head[output_name].shape[0]), head_class
+    return None
+
+
+def _strip_prefix(name: str) -> str:
+    return name.removeprefix(ROOT_PREFIX) if name.startswith(ROOT_PREFIX) else name.removeprefix(BARE_PREFIX)

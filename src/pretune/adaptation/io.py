@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pretune.adaptation.adapted import ModelWithHead, MultiTask, SingleHead, adapt, drop_parts
 from pretune.adaptation.head_classes import export_head as export_head
@@ -282,7 +282,7 @@ def _load_full_model(folder: Path, options: _LoadOptions) -> LanguageModel | Mod
         )
     names = dict(checkpoint.iterate_weights(head))
     moves = plan_moves(names, task.rules if task else tuple(Rule(name, TASK_PREFIX + name) for name in names))
-    _load_head_weights(folder, head, moves, tensors, names)
+    _load_head_weights(folder, moves, tensors, names)
     return ModelWithHead(model, head, spec).eval()
 
 
@@ -318,7 +318,7 @@ def _parse_head(data: Any) -> AnyHead:
 
 
 def _load_head_weights(
-    folder: Path, head: nn.Module, moves: list[Move], tensors: Mapping[str, TensorInfo], names: Mapping[str, Tensor]
+    folder: Path, moves: list[Move], tensors: Mapping[str, TensorInfo], names: Mapping[str, Tensor]
 ) -> None:
     """Load the weights of a head; names and shapes must match exactly."""
     for move in moves:

@@ -11,7 +11,7 @@ from pretune.adaptation.adapted import adapt
 from pretune.adaptation.freeze import Frozen, Full, Gradual
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.methods import METHODS
-from pretune.adaptation.peft.bitfit import BitFit
+from pretune.adaptation.peft.vectors import BitFit
 from pretune.cli import main
 from pretune.core import config
 from pretune.core.errors import DataError, UsageError

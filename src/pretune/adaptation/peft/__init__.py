@@ -24,7 +24,7 @@ PEFT_METHODS: "Registry[type[PeftMethod]]" = Registry(
         "prompt": "pretune.adaptation.peft.prefix:PromptTuning",
         "lora": "pretune.adaptation.peft.lora:LoRA",
         "qlora": "pretune.adaptation.peft.qlora:QLoRA",
-        "ia3": "pretune.adaptation.peft.ia3:IA3",
-        "bitfit": "pretune.adaptation.peft.bitfit:BitFit",
+        "ia3": "pretune.adaptation.peft.vectors:IA3",
+        "bitfit": "pretune.adaptation.peft.vectors:BitFit",
     },
 )

@@ -23,11 +23,10 @@ from torch.nn import Parameter
 
 from pretune.adaptation import METHODS
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.head_classes import export_head
+from pretune.adaptation.head_classes import add_head, detect_head, export_head, split_head
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.peft import PEFT_METHODS
 from pretune.adaptation.peft.base import PeftMethod, get_adapter_state, sample_weight
-from pretune.adaptation.peft.head_format import add_head, detect_head, split_head
 from pretune.adaptation.peft.lora import LoraLinear
 from pretune.adaptation.peft.peft_format import Blocks, LoadedAdapter, pack, unpack
 from pretune.adaptation.peft.prefix import PrefixTuning
@@ -212,11 +211,11 @@ def _check_shapes(model: LanguageModel, adapter: LoadedAdapter, folder: Path, *,
     adapter.method.apply(empty_model)
     expected_state = get_adapter_state(adapter.method, empty_model)
     for name, tensor in adapter.tensors.items():
-        expected, dims = expected_state.get(name), slice(None)
+        reference, dims = expected_state.get(name), slice(None)
         if adapter.scales and name.endswith((".a", ".b")):  # the rank may differ per layer
             dims = slice(0, 1) if name.endswith(".b") else slice(1, 2)
-        if expected is None or tensor.shape[dims] != expected.shape[dims]:
-            expected_shape = "no such tensor" if expected is None else list(expected.shape)
+        if reference is None or tensor.shape[dims] != reference.shape[dims]:
+            expected_shape = "no such tensor" if reference is None else list(reference.shape)
             raise CheckpointError(
                 f"{folder / WEIGHTS_FILE}: '{name}' has shape {list(tensor.shape)}, this model expects "
                 f"{expected_shape}; the adapter is for another base model"

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, Target, find_linears
-from pretune.adaptation.peft.ia3 import IA3, InputScaledLinear, ScaledLinear
 from pretune.adaptation.peft.lora import LoRA, LoraLinear
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
+from pretune.adaptation.peft.vectors import IA3, InputScaledLinear, ScaledLinear
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.models.families import FAMILIES
