@@ -9,7 +9,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from pretune.core.config import Count, Ge, Le, Number, read_record
 from pretune.core.errors import DataError, UsageError, refuse_broken_link
-from pretune.core.io import OWNERS, atomic_directory, list_files, recover
+from pretune.core.io import OWNERS, atomic_directory, list_files, recover, remove_abandoned
 from pretune.data.shards import DataIndex, Shards, read_index
 
 CARD_FILE, SLICE_FILE = "card.json", "slice.json"
@@ -193,6 +193,7 @@ def publish_directory(out: Path, overwrite: bool) -> Iterator[Path]:
     """
     refuse_broken_link(out)
     recover(out)
+    remove_abandoned(out)
     foreign = [name for name in list_files(out) if not OWNERS["data"].pattern.fullmatch(name)]
     if foreign and overwrite:
         raise UsageError(
