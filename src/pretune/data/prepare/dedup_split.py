@@ -10,6 +10,7 @@ All documents are assigned before the first one is written:
    a tenth of all tokens (`MAX_VALID_SHARE`).
 """
 
+import contextlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -96,18 +97,13 @@ def write_splits(
     word_counts = {name: Counter[str]() for name in SPLITS}
     writers: dict[str, ShardWriter] = {}
     selections = {name: fate == number for number, name in enumerate(SPLITS) if (fate == number).any()}
-    try:
+    with contextlib.ExitStack() as stack:
         for name, selection in selections.items():
-            has_sides = bool(columns["sides"][selection].any())
-            writers[name] = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=has_sides)
+            writer = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=bool(columns["sides"][selection].any()))
+            writers[name] = stack.enter_context(writer)
         _write_documents(stages, writers, fate, columns, word_counts, unknown, remove)
-        shards = {name: writer.close() for name, writer in writers.items()}
-    except BaseException:
-        for writer in writers.values():
-            writer.abandon()
-        raise
     splits = {
-        name: ShardSplit(shards=shards[name], bytes=int(columns["sizes"][selection].sum()))
+        name: ShardSplit(shards=tuple(writers[name].shards), bytes=int(columns["sizes"][selection].sum()))
         for name, selection in selections.items()
     }
     facts = {

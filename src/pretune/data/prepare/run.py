@@ -92,11 +92,10 @@ def prepare(
             dtype=choose_token_dtype(loaded_tokenizer.vocab),
             settings=replace(settings, holdout=0.0) if valid_corpus else settings,
         )
-        with StageWriter(stage) as writer:
-            with snapshot.guard():  # the published text is the hashed text
-                _encode_parts(parts, setup, processes, writer, progress)
-            open_counts = sum((Counter(part.counts) for part in corpora), Counter[str]())
-            writer.close({"shard": [number, count], "sources": source_facts, "opened": dict(open_counts)})
+        open_counts = sum((Counter(part.counts) for part in corpora), Counter[str]())
+        facts = {"shard": [number, count], "sources": source_facts, "opened": dict(open_counts)}
+        with StageWriter(stage, facts) as writer, snapshot.guard():  # the published text is the hashed text
+            _encode_parts(parts, setup, processes, writer, progress)
         if shard:
             write_index(folder, _build_index(recipe, loaded_tokenizer, {}))
         else:

@@ -14,10 +14,9 @@ import hashlib
 import io
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -29,7 +28,7 @@ from pretune.core.io import check_manifest, open_regular, resolve_inside, transl
 from pretune.core.io import remove as remove_file
 from pretune.data.prepare.encoding import Chunk, Ints, digests_to_keys
 from pretune.data.prepared_data import SLICE_FILE, SliceFile
-from pretune.data.shards.files import NpyWriter, open_npy, read_npy
+from pretune.data.shards.files import AtomicWriter, NpyWriter, open_npy, read_npy
 
 _MAX_FILE_BYTES = 2**28  # bytes after which a new file starts; files are deleted one by one as they are read
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
@@ -50,11 +49,11 @@ class Piece:
     is_unfinished: bool  # the last document continues in the next piece
 
 
-class StageWriter:
-    """Writer of a stage; chunks are added in order, and `close` completes the files."""
+class StageWriter(AtomicWriter):
+    """Writer of a stage; chunks are added in order. `facts` are additional fields of slice.json."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, facts: Mapping[str, object]) -> None:
+        self.folder, self.facts = folder, facts
         self.documents = self.tokens = self.characters = 0
         self.counts: Counter[str] = Counter()
         self.languages: Counter[str] = Counter()
@@ -84,27 +83,22 @@ class StageWriter:
             self._append(_join_rows(self._open_rows))
             self._open_rows = []
 
-    def close(self, facts: dict[str, Any]) -> None:
-        """Complete all files and write slice.json; `facts` are additional fields for it."""
+    def close(self) -> None:
+        """Complete all files and write slice.json."""
         with translate_write_errors(self.folder / self._names[-1]):
             self._file.close()
         for column in self._columns.values():
             column.close()
-        record: dict[str, Any] = {"documents": self.documents, "tokens": self.tokens, "units": self._names}
-        record |= {"counts": dict(sorted(self.counts.items())), "languages": dict(sorted(self.languages.items()))}
-        write_json(self.folder / SLICE_FILE, {**record, **facts})
+        totals = {"documents": self.documents, "tokens": self.tokens, "units": self._names}
+        counts = {"counts": dict(sorted(self.counts.items())), "languages": dict(sorted(self.languages.items()))}
+        write_json(self.folder / SLICE_FILE, {**totals, **counts, **self.facts})
 
-    def __enter__(self) -> "StageWriter":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is not None:
-            for column in self._columns.values():
-                column.abandon()
-            with contextlib.suppress(OSError):  # full disk; already reported
-                self._file.close()
+    def abandon(self) -> None:
+        """Close all files without completing them."""
+        for column in self._columns.values():
+            column.abandon()
+        with contextlib.suppress(OSError):  # full disk; already reported
+            self._file.close()
 
     def _open_next_file(self) -> Any:
         self._names.append(f"units-{len(self._names):05}.bin")
@@ -162,7 +156,7 @@ class StageReader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         record = read_record(SliceFile, folder / SLICE_FILE, DataError)
-        self.facts: dict[str, Any] = {**record}
+        self.facts = record
         self.documents, self.counts = record["documents"], Counter(record["counts"])
         self.languages = Counter(record["languages"])
         self.number, self.count = record["shard"]

@@ -41,15 +41,16 @@ class AtomicWriter(ABC):
 
     @abstractmethod
     def abandon(self) -> None:
-        """Close the files without completing them."""
+        """Close the files without completing them; after `close` nothing is left to do."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
+        try:
+            if kind is None:
+                self.close()
+        finally:
             self.abandon()
 
 
