@@ -21,7 +21,7 @@ from torch import Tensor
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Targets
 from pretune.data.plan import BatchShape
-from pretune.data.sequences import Ints, Sequences, compute_offsets
+from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets
 
 Tokens = Sequence[int] | NDArray[np.integer]
 
@@ -100,37 +100,24 @@ class _SideLayout:
             prefix=self._place_cells(sequences.prefix, 0),
             view=self._place_cells(sequences.view, 0),
             labels=self._place_cells(sequences.labels, IGNORE_INDEX),
-            teacher_logits=self._place_values(sequences.token_logits, sequences.sequence_logits),
-            features=self._place_values(sequences.token_features, sequences.sequence_features),
+            teacher_logits=self._place_any(sequences.token_logits, sequences.sequence_logits),
+            features=self._place_any(sequences.token_features, sequences.sequence_features),
             source=source,
         )
 
-    def _spread(self, values: NDArray[np.integer], fill: int) -> Ints:
+    def _spread(self, values: NDArray[Any], fill: int) -> NDArray[Any]:
         """Return the values at the positions of their tokens, `fill` elsewhere; sequences keep their order."""
-        out = np.full(self.rows * self.room, fill, dtype=np.int64)
-        out[self.is_token] = values
-        return out
+        return _scatter(values, self.is_token, self.rows * self.room, fill)
 
-    def _place_tokens(self, values: Ints | None, fill: int) -> Tensor | None:
+    def _place_tokens(self, values: NDArray[Any] | None, fill: int) -> Tensor | None:
         return None if values is None else torch.from_numpy(self._spread(values, fill))
 
     def _place_cells(self, values: NDArray[Any] | None, fill: int) -> Tensor | None:
-        if values is None:
-            return None
-        dtype = np.int64 if values.dtype.kind in "iub" else np.float32
-        out = np.full((self.cells, *values.shape[1:]), fill, dtype=dtype)
-        out[self.cell] = values
-        return torch.from_numpy(out)
+        return None if values is None else torch.from_numpy(_scatter(values, self.cell, self.cells, fill))
 
-    def _place_values(
-        self, token_values: NDArray[np.float32] | None, sequence_values: NDArray[np.float32] | None
-    ) -> Tensor | None:
+    def _place_any(self, token_values: NDArray[Any] | None, sequence_values: NDArray[Any] | None) -> Tensor | None:
         """Return values per token `[N, K]` or per sequence `[C, K]`, 0 where there is no token or sequence."""
-        if token_values is None:
-            return None if sequence_values is None else self._place_cells(sequence_values, 0)
-        out = np.zeros((self.rows * self.room, *token_values.shape[1:]), dtype=np.float32)
-        out[self.is_token] = token_values
-        return torch.from_numpy(out)
+        return self._place_cells(sequence_values, 0) if token_values is None else self._place_tokens(token_values, 0)
 
     def _build_targets(self, labels: Ints, slots: int | None) -> Targets:
         placed_labels = self._spread(labels, IGNORE_INDEX)
@@ -142,6 +129,14 @@ class _SideLayout:
         index, values = np.zeros(slots, dtype=np.int64), np.full(slots, IGNORE_INDEX, dtype=np.int64)
         index[: len(positions)], values[: len(positions)] = positions, placed_labels[positions]
         return Targets(index=torch.from_numpy(index), labels=torch.from_numpy(values))
+
+
+def _scatter(values: NDArray[Any], places: Ints | Bools, size: int, fill: int) -> NDArray[Any]:
+    """Return an array of `size` rows with the values at their places and `fill` elsewhere."""
+    dtype = np.int64 if values.dtype.kind in "iub" else np.float32
+    out = np.full((size, *values.shape[1:]), fill, dtype=dtype)
+    out[places] = values
+    return out
 
 
 def _number_groups(starts: NDArray[np.bool_] | None, sequences: Sequences) -> Ints | None:

@@ -72,12 +72,7 @@ class SampleLengths(NamedTuple):
 
     def take(self, selection: Ints) -> "SampleLengths":
         """Return the lengths of the selected samples."""
-        return SampleLengths(
-            self.first_lengths[selection],
-            self.second_lengths[selection],
-            self.special_counts[selection],
-            self.ends_in_special[selection],
-        )
+        return SampleLengths._make(column[selection] for column in self)
 
 
 class Purpose(IntEnum):

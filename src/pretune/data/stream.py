@@ -16,6 +16,7 @@ A stream has no end: one epoch follows another. A pickled stream is small; the r
 """
 
 import bisect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -179,10 +180,8 @@ class BatchStream:
         self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1
     ) -> Iterator[Batch]:
         """Yield the batches from step `start` up to `stop` (exclusive), without end if `stop` is None."""
-        step = start
-        while stop is None or step < stop:
+        for step in itertools.count(start) if stop is None else range(start, stop):
             yield self.batch(step, part=part, parts=parts)
-            step += 1
 
     def locate_step(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step and the index of the step in that epoch.

@@ -53,7 +53,7 @@ class Shards:
         return cls(folder, split, index, verify=verify)
 
     def __reduce__(self) -> tuple[Callable[..., "Shards"], tuple[Any, ...]]:
-        return _reopen, (self.directory, self.split)
+        return functools.partial(Shards.open, verify=False), (self.directory, self.split)
 
     def __len__(self) -> int:
         """Return the number of tokens."""
@@ -187,7 +187,3 @@ class _MappedShard:
 
     def _build_error(self, part: str, problem: str) -> DataError:
         return DataError(f"{self._get_path(part)}: {problem}; {_REMEDY}")
-
-
-def _reopen(directory: Path, split: str) -> Shards:
-    return Shards.open(directory, split, verify=False)
