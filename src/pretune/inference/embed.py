@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from pretune.core.log import format_count
 from pretune.core.types import Batch
 from pretune.data.layout import pack_batches
 from pretune.data.sequences import Ints, Sequences, spread
-from pretune.inference.pooling import TextEncoder
+from pretune.inference.pooling import EmbeddingOptions, TextEncoder
 from pretune.inference.sentence_modules import build_encoder, read_prompts
 from pretune.inference.text_model import (
     CPU_BATCH_TOKENS,
@@ -202,13 +202,11 @@ class Embedder:
 class WordEmbedder(Embedder):
     """Embedder by static word vectors: the vector of a text is the mean of its known words."""
 
-    def __init__(self, vectors: WordVectors, *, normalise: bool | None = None, **options: Any) -> None:
-        invalid_options = [
-            name for name, value in options.items() if value is not None and (name, value) != ("pooling", "static")
-        ]
-        if invalid_options:
-            raise UsageError(f"static word vectors do not support {invalid_options[0]}; remove it")
-        self.vectors, self.normalise = vectors, bool(normalise)
+    def __init__(self, vectors: WordVectors, **options: Unpack[EmbeddingOptions]) -> None:
+        self.vectors, self.normalise = vectors, bool(options.pop("normalise", False))
+        for name, value in options.items():
+            if value is not None and (name, value) != ("pooling", "static"):
+                raise UsageError(f"static word vectors do not support {name}; remove it")
         self.batch_tokens = self.length = self.tokenizer = None
 
     @property
@@ -280,7 +278,7 @@ def build_embedder(
     *,
     device: str | None = None,
     batch_tokens: int | None = None,
-    **options: Any,
+    **options: Unpack[EmbeddingOptions],
 ) -> Embedder:
     """Build an embedder of a model or its directory; the default device is a GPU if available."""
     if isinstance(model, TextEncoder):

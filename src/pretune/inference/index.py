@@ -13,11 +13,11 @@ import io as memory
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, Unpack, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ from pretune.inference.index_files import (
     open_generation,
     publish,
 )
-from pretune.inference.pooling import Embedding
+from pretune.inference.pooling import Embedding, EmbeddingOptions
 from pretune.inference.search_methods import BM25, FAISS_METHODS, SearchResult, extend_faiss, search_exact, search_faiss
 
 METHODS = ("exact", *FAISS_METHODS)
@@ -79,11 +79,16 @@ class Index:
         return config.from_dict(Embedding, self.metadata["embedding"], location=str(self.generation.metadata_file))
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> EmbeddingOptions:
         """Settings of the embedder, as options of `embed`."""
         embedding = self.embedding_config
-        values = {name: getattr(embedding, name) for name in ("layer", "normalise", "length", "prompt")}
-        return {"pooling": "+".join(embedding.pooling), **values}
+        return {
+            "pooling": "+".join(embedding.pooling),
+            "layer": embedding.layer,
+            "normalise": embedding.normalise,
+            "length": embedding.length,
+            "prompt": embedding.prompt,
+        }
 
     @cached_property
     def parts(self) -> list[NDArray[np.float32]]:
@@ -127,12 +132,19 @@ class Index:
         """File of the graph or the cells."""
         return self.path / list_files(self.metadata)[-1]
 
-    def load_embedder(self, model: str | os.PathLike[str] | nn.Module | None = None, **options: Any) -> Embedder:
+    def load_embedder(
+        self,
+        model: str | os.PathLike[str] | nn.Module | None = None,
+        *,
+        device: str | None = None,
+        batch_tokens: int | None = None,
+    ) -> Embedder:
         """Load the index's embedder from its original path or from `model`; another model raises an error."""
         source = self.metadata["model"] if model is None else model
         if model is None and not os.path.isdir(self.metadata["model"]):  # noqa: PTH112 (no error for any name)
             raise CheckpointError(f"{self.path}: its model {source} does not exist; pass its path with --model")
-        embedder = _check_embedder(build_embedder(source, **self.options, **options))
+        embedder = build_embedder(source, device=device, batch_tokens=batch_tokens, **self.options)
+        _refuse_word_vectors(embedder)
         self.check_embedder(embedder)
         return embedder
 
@@ -181,7 +193,9 @@ def build(
     add: bool = False,
     on_progress: ProgressCallback | None = None,
     device: str | None = None,
-    **options: Any,
+    batch_tokens: int | None = None,
+    query_prompt: str | None = None,
+    **options: Unpack[EmbeddingOptions],
 ) -> Index:
     """Embed texts and write an index of them, or `add` them to one; `options` as for `embed`, cosine by default.
 
@@ -189,7 +203,6 @@ def build(
     and queries in the model's directory, if any. An addition takes the options of the index; others are refused.
     """
     directory, row_ids = config.check_path(out), [str(i) for i in (range(1, len(texts) + 1) if ids is None else ids)]
-    given_options = {name: value for name, value in options.items() if value is not None}
     if method not in METHODS:
         raise UsageError(f"unknown method '{method}' (known: {', '.join(METHODS)})")
     if not texts or len(row_ids) != len(texts):
@@ -198,7 +211,12 @@ def build(
     if not add and directory.is_dir() and any(directory.iterdir()):
         raise UsageError(f"{directory}: not empty; use --add to add to an index, or another --out")
     if not add:
-        embedder, query_prompt = _build_document_embedder(model, device, given_options)
+        if options.get("normalise") is None:
+            options["normalise"] = True
+        embedder = build_embedder(model, device=device, batch_tokens=batch_tokens, **options)
+        _refuse_word_vectors(embedder)
+        if options.get("prompt") is None:
+            embedder, query_prompt = _take_prompts(embedder, query_prompt)
         result = embedder(list(texts), on_progress)
         metadata = {
             "form": FORMAT_VERSION,
@@ -216,7 +234,8 @@ def build(
     index = Index.open(directory)
     if method not in (METHODS[0], index.metadata["method"]):
         raise UsageError(f"{directory}: method is '{index.metadata['method']}'; cannot add to it with '{method}'")
-    embedder = index.load_embedder(model, device=device, **_check_same_options(index, given_options))
+    _check_same_options(index, options, query_prompt)
+    embedder = index.load_embedder(model, device=device, batch_tokens=batch_tokens)
     _list_new_ids(index, ids, len(texts))  # invalid ones raise before the texts are embedded
     result = embedder(list(texts), on_progress)
     with lock_for_writing(directory):
@@ -227,15 +246,8 @@ def build(
     return Index.open(directory)
 
 
-def _build_document_embedder(
-    model: str | os.PathLike[str] | nn.Module, device: str | None, options: Mapping[str, Any]
-) -> tuple[Embedder, str | None]:
-    """Return the embedder of a new index's texts, and the prompt of its queries."""
-    embedding_options = {"normalise": True, **options}
-    query_prompt: str | None = embedding_options.pop("query_prompt", None)
-    embedder = _check_embedder(build_embedder(model, device=device, **embedding_options))
-    if "prompt" in embedding_options:
-        return embedder, query_prompt
+def _take_prompts(embedder: Embedder, query_prompt: str | None) -> tuple[Embedder, str | None]:
+    """Return the embedder of texts and the prompt of queries, by default with the prompts of the model's directory."""
     document_prompt, default_query_prompt = embedder.prompts
     if document_prompt is not None and default_query_prompt is None:
         default_query_prompt = embedder.encoder.config.prompt
@@ -291,11 +303,10 @@ def search(
     return opened_index.search(queries, k, model=embedder, words=words)
 
 
-def _check_embedder(embedder: Embedder) -> Embedder:
+def _refuse_word_vectors(embedder: Embedder) -> None:
     """Raise a UsageError for word vectors, which have no settings and weights to fingerprint."""
     if isinstance(embedder, WordEmbedder):
         raise UsageError("an index needs the directory of a model, got a file of word vectors")
-    return embedder
 
 
 def compute_fingerprint(embedder: Embedder) -> str:
@@ -317,14 +328,13 @@ def check_unique_ids(ids: Sequence[str]) -> None:
         raise DataError(f"duplicate id '{duplicate[:60]}'; ids must be unique")
 
 
-def _check_same_options(index: Index, options: dict[str, Any]) -> dict[str, Any]:
-    """Raise a UsageError for an option that differs from that of an index; return those that are not stored in it."""
-    stored_options, other_options = index.options, dict(options)
-    stored_options["query_prompt"] = index.metadata.get("query_prompt", stored_options["prompt"])
-    for name, stored_value in stored_options.items():
-        value = other_options.pop(name, stored_value)
-        if name == "pooling" and not isinstance(value, str):
+def _check_same_options(index: Index, options: EmbeddingOptions, query_prompt: str | None) -> None:
+    """Raise a UsageError for an option that differs from that of an index; one that is None is the same."""
+    stored_query_prompt = index.metadata.get("query_prompt", index.embedding_config.prompt)
+    new_options = {**options, "query_prompt": query_prompt}
+    for name, stored_value in {**index.options, "query_prompt": stored_query_prompt}.items():
+        value = new_options.get(name)
+        if isinstance(value, tuple | list):
             value = "+".join(value)
-        if value != stored_value:
+        if value not in (None, stored_value):
             raise UsageError(f"{index.path}: {name} is {stored_value!r}; cannot add to it with {value!r}")
-    return other_options

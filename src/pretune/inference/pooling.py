@@ -3,7 +3,7 @@
 Legend: N tokens, C cells (sequences, filler, spare ones), W width.
 """
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal, TypedDict, get_args
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +35,16 @@ class Embedding:
     def __post_init__(self) -> None:
         if "static" in self.pooling and (len(self.pooling) > 1 or self.layer is not None):
             raise UsageError("the pooling 'static' stands alone and without a layer")
+
+
+class EmbeddingOptions(TypedDict, total=False):
+    """Options of text embeddings, documented in `Embedding`; one that is None follows the model's directory."""
+
+    pooling: str | tuple[str, ...] | None  # several are joined by "+"
+    layer: int | None
+    normalise: bool | None
+    length: int | None
+    prompt: str | None
 
 
 class TextEncoder(nn.Module):

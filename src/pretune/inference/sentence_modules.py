@@ -7,7 +7,7 @@ the vectors.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatch
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import torch
 from safetensors import SafetensorError
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError
-from pretune.inference.pooling import Embedding, Pooling, TextEncoder
+from pretune.inference.pooling import Embedding, EmbeddingOptions, Pooling, TextEncoder
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import LENGTH_FILE_PATTERN, MODULES_FILE, PROMPTS_FILE
@@ -44,6 +44,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 _MODULE_TYPES = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
+Record = TypeVar("Record")
 DOCUMENT_PROMPTS, QUERY_PROMPTS = ("document", "passage", "corpus"), ("query",)
 """Names of prompts for documents and for queries."""
 
@@ -84,17 +85,18 @@ class _PromptsFile(TypedDict, total=False):
     """config_sentence_transformers.json."""
 
     prompts: dict[str, Any] | None
+    default_prompt_name: Any
 
 
-def build_encoder(model: LanguageModel, **overrides: Any) -> TextEncoder:
-    """Build the encoder defined by the model's directory, or mean pooling; `overrides` that are None are ignored.
+def build_encoder(model: LanguageModel, **options: Unpack[EmbeddingOptions]) -> TextEncoder:
+    """Build the encoder defined by the model's directory, or mean pooling, with the options that are not None.
 
     With another pooling or layer than the directory's, its dense layers are dropped: they were not trained on it.
     """
     default_config, dense = read_modules(model)
-    changes = {name: value for name, value in overrides.items() if value is not None}
-    if isinstance(changes.get("pooling"), str):
-        changes["pooling"] = tuple(changes["pooling"].split("+"))
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if isinstance(pooling := options.get("pooling"), str):
+        changes["pooling"] = tuple(pooling.split("+"))
     embedding_config = replace(default_config, **changes)
     if (embedding_config.pooling, embedding_config.layer) != (default_config.pooling, default_config.layer):
         dense = nn.ModuleList()
@@ -185,7 +187,7 @@ def _list_modules(files: Mapping[str, bytes]) -> list[tuple[str, str]]:
     return [(entry["type"].rpartition(".")[2], entry["path"]) for entry in modules]
 
 
-def _parse_pooling(settings: Mapping[str, Any], width: int) -> tuple[Pooling, ...]:
+def _parse_pooling(settings: Mapping[str, object], width: int) -> tuple[Pooling, ...]:
     mode = settings.get(
         "pooling_mode", [name for key, name in _LEGACY_MODES.items() if settings.get(key) is True] or "mean"
     )
@@ -251,18 +253,18 @@ def read_prompts(model: LanguageModel) -> tuple[str | None, str | None]:
     return _find_prompt(settings, DOCUMENT_PROMPTS), _find_prompt(settings, QUERY_PROMPTS)
 
 
-def _read_prompts(files: Mapping[str, bytes]) -> dict[str, Any]:
+def _read_prompts(files: Mapping[str, bytes]) -> _PromptsFile:
     return _read_record(_PromptsFile, files, PROMPTS_FILE) if PROMPTS_FILE in files else {}
 
 
-def _find_prompt(settings: Mapping[str, Any], names: Iterable[Any]) -> str | None:
+def _find_prompt(settings: _PromptsFile, names: Iterable[Any]) -> str | None:
     """Return the first prompt with one of these names."""
-    prompts = settings.get("prompts")
-    candidates = [prompts[name] for name in names if isinstance(name, str) and name in prompts] if prompts else []
+    prompts = settings.get("prompts") or {}
+    candidates = [prompts[name] for name in names if isinstance(name, str) and name in prompts]
     return next((value for value in candidates if isinstance(value, str)), None)
 
 
-def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, object]:
     if name not in files:
         raise CheckpointError(f"{name}: missing, but {MODULES_FILE} names its folder; copy the directory again")
     data = io.parse_json(files[name], CheckpointError, name)
@@ -271,5 +273,5 @@ def _read_json(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     return data
 
 
-def _read_record(cls: type[Any], files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    return {**config.check_record(cls, _read_json(files, name), CheckpointError, name)}
+def _read_record(cls: type[Record], files: Mapping[str, bytes], name: str) -> Record:
+    return config.check_record(cls, _read_json(files, name), CheckpointError, name)
