@@ -235,7 +235,7 @@ def read_json(path: str | os.PathLike[str], error: type[PretuneError], limit: in
     name = os.fspath(path)
     data = parse_json(read_bounded(path, error, limit), error, name)
     if not isinstance(data, dict):
-        raise error(f"{name}: expected a JSON object at the top level, got {_describe_type(data)}")
+        raise error(f"{name}: expected a JSON object at the top level, got {describe_type(data)}")
     return data
 
 
@@ -307,8 +307,10 @@ def _is_deep(data: object) -> bool:
     return True
 
 
-def _describe_type(data: object) -> str:
-    return {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}.get(type(data), "a number")
+def describe_type(data: object) -> str:
+    """Return the JSON type of a value, for a message."""
+    names = {list: "an array", str: "a string", bool: "a boolean", dict: "an object", type(None): "null"}
+    return names.get(type(data), "a number")
 
 
 _HASH = re.compile(r"[0-9a-f]{64}")

@@ -149,28 +149,34 @@ def _detect_delimited(
     text: str, is_truncated: bool, delimiters: str, name: str
 ) -> tuple[DelimitedFormat, Sequence[Sequence[str]]]:
     """Detect delimiter and quoting of a CSV or TSV file; return them with its first rows."""
-    single, unclosed_error = None, None
-    for delimiter in delimiters:
-        for has_quotes in _list_quoting(text, delimiter):
-            try:
-                numbered_rows = _read_sample(text, is_truncated, delimiter, has_quotes, name)
-            except UnclosedQuoteError as fault:
-                unclosed_error = unclosed_error or fault
-                break  # NOTE: without quoting, the quote would become part of the text
-            rows = [row for _, row in numbered_rows]
-            if not rows or any(len(row) != len(rows[0]) for row in rows):
-                continue
-            if not _is_header(rows[0]):
-                raise DataError(f"{name}: the first row is not a header of column names; add one, or use by='line'")
-            detection = DelimitedFormat(delimiter=delimiter, has_quotes=has_quotes, header=tuple(rows[0])), rows[1:]
-            if len(rows[0]) > 1:
-                return detection
-            single = single or (detection if not set(rows[0][0]) & set(delimiters) else None)
-    if unclosed_error:
-        raise unclosed_error
+    single, unclosed_errors = None, dict[str, UnclosedQuoteError]()
+    for table_format, rows in _iter_tables(text, is_truncated, delimiters, name, unclosed_errors):
+        header = table_format.header
+        if not _is_header(header):
+            raise DataError(f"{name}: the first row is not a header of column names; add one, or use by='line'")
+        if len(header) > 1:
+            return table_format, rows
+        single = single or ((table_format, rows) if not set(header[0]) & set(delimiters) else None)
+    for error in unclosed_errors.values():
+        raise error
     if single:
         return single
     raise _make_uneven_error(_read_sample(text, is_truncated, delimiters[0], delimiters[0] != "\t", name), name)
+
+
+def _iter_tables(
+    text: str, is_truncated: bool, delimiters: str, name: str, unclosed_errors: dict[str, UnclosedQuoteError]
+) -> Iterator[tuple[DelimitedFormat, Sequence[Sequence[str]]]]:
+    """Yield the formats in which the first rows have the same length, with these rows; unclosed quotes are noted."""
+    for delimiter in delimiters:
+        for has_quotes in _list_quoting(text, delimiter):
+            try:
+                rows = [row for _, row in _read_sample(text, is_truncated, delimiter, has_quotes, name)]
+            except UnclosedQuoteError as fault:
+                unclosed_errors[delimiter] = fault
+                break  # NOTE: without quoting, the quote would become part of the text
+            if rows and all(len(row) == len(rows[0]) for row in rows):
+                yield DelimitedFormat(delimiter=delimiter, has_quotes=has_quotes, header=tuple(rows[0])), rows[1:]
 
 
 def _make_uneven_error(rows: Sequence[tuple[int, Sequence[str]]], name: str) -> DataError:
@@ -188,20 +194,13 @@ def _detect_with_field(
     text: str, is_truncated: bool, field: str, name: str
 ) -> tuple[DelimitedFormat, Sequence[Sequence[str]]] | None:
     """Detect a table that has this field; None for other text."""
-    unclosed_error = None
-    for delimiter in ",\t;|":
-        for has_quotes in _list_quoting(text, delimiter):
-            try:
-                rows = [row for _, row in _read_sample(text, is_truncated, delimiter, has_quotes, name)]
-            except UnclosedQuoteError as fault:
-                unclosed_error = unclosed_error or (
-                    fault if field in text.partition("\n")[0].split(delimiter) else None
-                )
-                break
-            if len(rows) > 1 and field in rows[0] and all(len(row) == len(rows[0]) for row in rows):
-                return DelimitedFormat(delimiter=delimiter, has_quotes=has_quotes, header=tuple(rows[0])), rows[1:]
-    if unclosed_error:
-        raise unclosed_error
+    unclosed_errors: dict[str, UnclosedQuoteError] = {}
+    for table_format, rows in _iter_tables(text, is_truncated, ",\t;|", name, unclosed_errors):
+        if rows and field in table_format.header:
+            return table_format, rows
+    for delimiter, error in unclosed_errors.items():
+        if field in text.partition("\n")[0].split(delimiter):
+            raise error
     return None
 
 

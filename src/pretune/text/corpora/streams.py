@@ -203,7 +203,6 @@ _DECODERS: dict[str, Callable[[bytes, str, bool], tuple[str, int]]] = {
     "utf-32-be": codecs.utf_32_be_decode,
 }
 _ASCII = bytes([9, 10, 13, *range(32, 127)])
-_UNIT_BYTES = {"utf-8": 1, "utf-16-le": 2, "utf-16-be": 2, "utf-32-le": 4, "utf-32-be": 4}
 _EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "IDEOGRAPHIC", "HANGUL", "BOPOMOFO"}
 _BINARY_SIGNATURES = (
     b"%PDF-",
@@ -280,7 +279,7 @@ def decode(
     a carriage return without a line feed.
     """
     decoder, pending, carriage = _DECODERS[encoding], b"", False
-    for chunk in _append_none(data):
+    for chunk in itertools.chain(data, [None]):
         final = chunk is None
         block = pending + chunk if chunk else pending
         if skip:
@@ -309,14 +308,9 @@ def decode(
             yield text
 
 
-def _append_none(data: Iterable[bytes]) -> Iterator[bytes | None]:
-    yield from data
-    yield None
-
-
 def _count_replacement_characters(block: bytes, encoding: str) -> int:
     """Count replacement characters in the original bytes."""
-    width, sign = _UNIT_BYTES[encoding], "\ufffd".encode(encoding)
+    width, sign = len("a".encode(encoding)), "\ufffd".encode(encoding)
     if width == 1:
         return block.count(sign)
     return sum(block[i : i + width] == sign for i in range(0, len(block), width))

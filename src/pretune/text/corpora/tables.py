@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pretune.core.errors import DataError, import_extra
+from pretune.core.io.files import describe_type
 from pretune.text.corpora.document import MAX_CHARACTERS, MAX_ROW_CHARACTERS, DelimitedFormat, find_cut
 from pretune.text.corpora.streams import Errors
 
@@ -100,7 +101,7 @@ def read_jsonl(
         if text is None:
             text = ""
         elif not isinstance(text, str):
-            raise DataError(f"{location}: field '{field}' holds {_describe_type(text)}, not text")
+            raise DataError(f"{location}: field '{field}' holds {describe_type(text)}, not text")
         yield _replace_surrogates(text, location, errors, counts), number
 
 
@@ -116,7 +117,7 @@ def iter_jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator
         except (RecursionError, ValueError):  # ValueError: an integer of thousands of digits
             raise DataError(f"{name}:{number}: bad JSON: nested too deeply, or a number of too many digits") from None
         if not isinstance(row, dict):
-            raise DataError(f"{name}:{number}: expected a JSON object on each line, got {_describe_type(row)}")
+            raise DataError(f"{name}:{number}: expected a JSON object on each line, got {describe_type(row)}")
         yield number, row
 
 
@@ -182,11 +183,6 @@ def _replace_surrogates(text: str, location: str, errors: Errors, counts: Counte
         counts["replaced_characters"] += clean.count("\ufffd") - text.count("\ufffd")
         return clean
     return text
-
-
-def _describe_type(value: object) -> str:
-    names = {list: "an array", str: "a string", bool: "a boolean", dict: "an object", type(None): "null"}
-    return names.get(type(value), "a number")
 
 
 _BATCH_ROWS = 256  # rows in memory
