@@ -97,9 +97,9 @@ def generate_tokens(
     generation_tokens = generation_tokens or GenerationTokens.from_model(language_model)
     if prefix and language_model.spec.is_encoder_decoder:
         raise UsageError("prefix=True needs a decoder, got an encoder-decoder")
-    job = _prepare_job(
-        GenerationJob(language_model, decoding, generation_tokens, prefix, torch_compile), prompts, decoder_prompts
-    )
+    inputs, sources = _prepare_inputs(language_model, prompts, decoder_prompts, generation_tokens.start)
+    job = GenerationJob(language_model, decoding, generation_tokens, prefix, torch_compile, inputs, sources)
+    _check_lengths(job)
     order = np.argsort([-len(tokens) for tokens in job.sources or job.prompts], kind="stable").tolist()
     groups = [*_split_groups(order, max(batch // decoding.rows_per_prompt, 1))]
     rows = len(groups[0]) * decoding.rows_per_prompt if groups else 0
@@ -156,27 +156,22 @@ class GenerationJob:
     generation_tokens: GenerationTokens
     prefix: bool
     torch_compile: bool
-    prompts: Sequence[list[int]] = ()
-    sources: Sequence[list[int]] | None = None
+    prompts: Sequence[list[int]]
+    sources: Sequence[list[int]] | None
 
 
-def _prepare_job(
-    job: GenerationJob, prompts: Sequence[Tokens], decoder_prompts: Sequence[Tokens] | None
-) -> GenerationJob:
-    """Add the checked tokens of the prompts."""
-    model, start = job.model, job.generation_tokens.start
+def _prepare_inputs(
+    model: LanguageModel, prompts: Sequence[Tokens], decoder_prompts: Sequence[Tokens] | None, start: int | None
+) -> tuple[list[list[int]], list[list[int]] | None]:
+    """Return the checked tokens of the decoder's prompts, and of the encoder's sources if there is one."""
     inputs = [_check_tokens(prompt, number, model) for number, prompt in enumerate(prompts)]
     if not model.spec.is_encoder_decoder:
         if decoder_prompts is not None:
             raise UsageError("decoder_prompts needs an encoder-decoder; extend the prompts of a decoder instead")
-        job = replace(job, prompts=inputs)
-    else:
-        assert start is not None
-        prefixes = zip(decoder_prompts or [()] * len(prompts), inputs, strict=True)
-        targets = [[start, *_check_tokens(prefix, number, model)] for number, (prefix, _) in enumerate(prefixes)]
-        job = replace(job, prompts=targets, sources=inputs)
-    _check_lengths(job)
-    return job
+        return inputs, None
+    assert start is not None
+    prefixes = zip(decoder_prompts or [()] * len(prompts), inputs, strict=True)
+    return [[start, *_check_tokens(prefix, number, model)] for number, (prefix, _) in enumerate(prefixes)], inputs
 
 
 def _check_tokens(tokens: Tokens, number: int, model: LanguageModel) -> list[int]:
