@@ -17,7 +17,7 @@ import numpy as np
 from bench import common
 from pretune.data.packing import best_fit
 from pretune.data.pairs import ParallelSamples
-from pretune.data.stream import BatchStream, predict_lengths
+from pretune.data.stream import BatchStream
 from pretune.objectives import build_objective
 from pretune.objectives.base import ModelShape
 from pretune.runs.config import DataConfig, SampleKind
@@ -41,7 +41,7 @@ def measure_peer_fill(stream: BatchStream, length: int, fill: list[float]) -> tu
     assert corruption is not None
     lengths = samples.measure_lengths(samples.assign_partners(stream.mixture.draw_order(0, 0)))
     is_parallel = isinstance(samples, ParallelSamples)
-    source, target = predict_lengths(corruption, lengths, None) if is_parallel else corruption.lengths(lengths.lengths)
+    source, target = corruption.predict_lengths(lengths, None) if is_parallel else corruption.lengths(lengths.lengths)
     room, target_room = (None if side is None else int(side[0]) for side in corruption.lengths(np.array([length])))
     assert room is not None
     if target is None or target_room is None:

@@ -23,10 +23,9 @@ from pretune.data.layout import lay_out
 from pretune.data.pairs import SegmentPairs
 from pretune.data.plan import BatchShape, LengthSchedule, Phase, build_plan
 from pretune.data.samples import Blocks, Documents, Sentences
-from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
-from pretune.data.stream import BatchStream, compute_row_lengths
+from pretune.data.stream import BatchStream, Corruption, compute_row_lengths
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 FRAME = TokenTemplate(single=((1, 0), (TEXT_A, 0), (2, 0)), pair=((1, 0), (TEXT_A, 0), (2, 0), (TEXT_B, 1), (2, 1)))
@@ -35,21 +34,13 @@ CORPORA = ("wikinews-en/train", "wikipedia-en/train-00", "books-en/train-00")
 SENTENCE = re.compile(r"(?<=[.!?])[\"')\]]*\s+")
 
 
-class SpanCorruptionBound:
+class SpanCorruptionBound(Corruption):
     """Length bound of span corruption: 15 % of tokens, in spans of 3, move to the target."""
-
-    copies = None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         noise = np.rint(n * 0.15).astype(np.int64).clip(1)
         spans = np.rint(noise / 3).astype(np.int64).clip(1)
         return n - noise + spans + 1, noise + spans + 2
-
-    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        raise NotImplementedError
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        return tokens
 
 
 def read_documents(megabytes: float) -> Iterator[list[list[str]]]:

@@ -15,7 +15,6 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Loss
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences
-from pretune.data.stream import count_corrupted_tokens, predict_lengths
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES, Corruption, ModelShape, Objective, Vocabulary
 from pretune.text.styles import KINDS
@@ -111,14 +110,14 @@ def plans_hold(made: Setting, before: Sequences, after: Sequences, seed: int) ->
     ends = before.special[np.maximum(before.offsets[1:] - 1, 0)] & (before.lengths > 0)
     known = SampleLengths(first, before.lengths - first, special, ends)
     rng = Counters.from_sequences(seed, before, copies=made.corruption.copies)
-    (source, target), most = predict_lengths(made.corruption, known, rng), predict_lengths(made.corruption, known, None)
+    (source, target), most = made.corruption.predict_lengths(known, rng), made.corruption.predict_lengths(known, None)
     assert (target is None) == (most[1] is None) == (after.source is None)
     assert (after.lengths <= (source if target is None else target)).all() and (source <= most[0]).all()
     assert after.source is None or (after.source.lengths <= source).all()
     assert target is None or most[1] is None or (target <= most[1]).all()
     assert (source >= 1)[before.lengths > 0].all() and (target is None or (target >= 1).all())
     tokens = after.lengths if after.source is None else after.lengths + after.source.lengths
-    assert (count_corrupted_tokens(made.corruption, known, rng) == tokens).all(), "the tokens are miscounted"
+    assert (made.corruption.count_tokens(known, rng) == tokens).all(), "the tokens are miscounted"
 
 
 def specials_are_left_alone(made: Setting, before: Sequences, after: Sequences) -> None:
@@ -171,7 +170,7 @@ BROKEN: dict[str, Callable[[Sequences, Sequences], Sequences]] = {
 
 
 @dataclass(frozen=True)
-class Broken:
+class Broken(Corruption):
     """A corruption with a fault."""
 
     corruption: Corruption

@@ -27,7 +27,7 @@ from pretune.data.samples import Blocks, Documents, Sentences
 from pretune.data.sampling import Counters, SmoothedMixing, WeightedMixing
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
-from pretune.data.stream import BatchStream
+from pretune.data.stream import BatchStream, Corruption
 from tests.conftest import ROOT
 from tests.data.corpora import CLS, FRAMES, SEP, opened, random_documents, some_documents, write
 from tests.selection import keep_quick
@@ -42,7 +42,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-class Masking:
+class Masking(Corruption):
     """A toy lesson: 3 of 10 tokens become token 7, chosen by their sample's own numbers."""
 
     copies: int | None = None
@@ -60,7 +60,7 @@ class Masking:
         return tokens
 
 
-class Halves:
+class Halves(Corruption):
     """A toy lesson of two sides: the encoder reads the first half, the decoder the second; nothing stays outside."""
 
     copies: int | None = None

@@ -11,11 +11,11 @@ from pretune.data.samples import Documents
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
-from pretune.data.stream import BatchStream
+from pretune.data.stream import BatchStream, Corruption
 from tests.data.corpora import FRAMES, random_documents, write
 
 
-class Masking:
+class Masking(Corruption):
     """3 of 10 tokens become token 7, chosen by their sample's own numbers."""
 
     copies: int | None = None
@@ -30,7 +30,7 @@ class Masking:
         return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
 
 
-class Halves:
+class Halves(Corruption):
     """The encoder reads the first half of a sequence, the decoder all of it."""
 
     copies: int | None = None

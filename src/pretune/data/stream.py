@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -40,39 +40,60 @@ _MIN_OBSERVED_ROWS = 64  # rows needed to estimate the number of targets per row
 _TINY_SHARE = 0.005  # share of tokens in very short sequences, ignored by the estimate of sequences per row
 
 
-class Corruption(Protocol):
-    """Corruption of sequences by an objective, before layout."""
+class Corruption:
+    """Base class: corruption of sequences by an objective, before layout.
+
+    By default lengths stay, every token may be a target, and every epoch draws anew. A corruption that overrides
+    `predict_lengths` predicts tighter lengths from sides, special tokens and its own random draws; one whose lengths
+    are only bounds overrides `count_tokens`. The random draws depend on the counters alone, so the plan and `corrupt`
+    compute the same draws.
+    """
+
+    __slots__ = ()
 
     @property
     def copies(self) -> int | None:
         """Number of epochs after which the corruptions repeat (static masking); None if they never do."""
+        return None
 
     def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
         """Return upper bounds of the source and target lengths of sequences of n tokens; target: None with one side."""
+        return n, None
+
+    @property
+    def has_random_lengths(self) -> bool:
+        """True if the lengths of a sample vary between epochs."""
+        return False
+
+    @property
+    def predicts_lengths(self) -> bool:
+        """True if `predict_lengths` is tighter than `lengths`."""
+        return type(self).predict_lengths is not Corruption.predict_lengths
+
+    def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
+        """Return (source, target) lengths for the counters that `corrupt` will get; upper bounds if `rng` is None."""
+        return self.lengths(lengths.lengths)
+
+    @property
+    def has_random_counts(self) -> bool:
+        """True if the number of tokens of a corrupted sample varies between epochs."""
+        return self.has_random_lengths
+
+    def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
+        """Return the tokens of each corrupted sequence, source and target, for the counters that `corrupt` gets."""
+        source, target = self.predict_lengths(lengths, rng)
+        return source if target is None else source + target
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         """Return the corrupted sequences, one for each and in the same order; `sequences` may be empty."""
+        raise NotImplementedError
 
     def targets(self, tokens: int, sequences: int) -> int:
         """Return the target slots for a batch with this number of sequences, and of tokens on the predicted side.
 
         An upper bound of the number of targets. If that number is random, about one batch in 10^9 exceeds the bound.
         """
-
-
-@runtime_checkable
-class LengthPredictingCorruption(Corruption, Protocol):
-    """Corruption that predicts tighter lengths from sides, special tokens and its own random draws.
-
-    The random draws depend on the counters alone, so the plan and `corrupt` compute the same draws.
-    """
-
-    @property
-    def has_random_lengths(self) -> bool:
-        """True if the lengths of a sample vary between epochs."""
-
-    def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-        """Return (source, target) lengths for the counters that `corrupt` will get; upper bounds if `rng` is None."""
+        return tokens
 
 
 class BatchStream:
@@ -132,7 +153,7 @@ class BatchStream:
         shape = self.shape.divide(parts)
         if not self.fixed_slots or self.corruption is None or shape.slots is not None:
             return shape
-        if has_random_lengths(self.corruption) and shape.source is None:
+        if self._has_random_lengths and shape.source is None:
             return replace(shape, slots=self._estimate_slots(shape.rows))
         sequences, rows = self._epoch_size
         sequence_count = -(-sequences * shape.rows // rows)  # mean number of sequences per part
@@ -207,9 +228,14 @@ class BatchStream:
         return range(*self._starts[epoch : epoch + 2])
 
     @property
+    def _has_random_lengths(self) -> bool:
+        return self.corruption is not None and self.corruption.has_random_lengths
+
+    @property
     def packing_method(self) -> str | None:
         """Name of the packing method; None for the first method. NOTE: part of run fingerprints, must not change."""
-        has_new_method = self._base_shape.source is not None or isinstance(self.corruption, LengthPredictingCorruption)
+        predicts_lengths = self.corruption is not None and self.corruption.predicts_lengths
+        has_new_method = self._base_shape.source is not None or predicts_lengths
         return "2: both sides at once, by the lengths that are drawn" if has_new_method else None
 
     def plan(self, epoch: int) -> PackingPlan:
@@ -222,7 +248,7 @@ class BatchStream:
 
         Not with both sides of more distinct lengths than are packed together: each epoch divides them in its order.
         """
-        if self.mixing is not None or len(self.samples) > self._window or has_random_lengths(self.corruption):
+        if self.mixing is not None or len(self.samples) > self._window or self._has_random_lengths:
             return None
         if self._base_shape.source is not None:
             first, second = compute_row_lengths(self.samples, self.corruption)
@@ -242,7 +268,7 @@ class BatchStream:
         if self._base_shape.sequences is not None:
             return self._base_shape
         # Random lengths are estimated from the draws of the first epoch.
-        draws = self._draw_epoch(0) if has_random_lengths(self.corruption) else None
+        draws = self._draw_epoch(0) if self._has_random_lengths else None
         rates = self.mixture.compute_rates() if draws is None else np.ones(len(draws))
         lengths, source = compute_row_lengths(self.samples, self.corruption, draws)
         max_sequences = _estimate_max_sequences(lengths, self._base_shape.length, rates)
@@ -285,20 +311,8 @@ def compute_row_lengths(
     if corruption is None:
         return samples.lengths(draws), None
     rng = None if draws is None else Counters.from_sequences(draws.seed, draws, copies=corruption.copies)
-    source, target = predict_lengths(corruption, samples.measure_lengths(draws), rng)
+    source, target = corruption.predict_lengths(samples.measure_lengths(draws), rng)
     return (source, None) if target is None else (target, source)
-
-
-def has_random_lengths(corruption: Corruption | None) -> bool:
-    """Return True if the lengths of a sample vary between epochs."""
-    return isinstance(corruption, LengthPredictingCorruption) and corruption.has_random_lengths
-
-
-def predict_lengths(corruption: Corruption, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
-    """Return the tightest bounds of source and target lengths that the corruption provides."""
-    if isinstance(corruption, LengthPredictingCorruption):
-        return corruption.predict_lengths(lengths, rng)
-    return corruption.lengths(lengths.lengths)
 
 
 def _estimate_max_sequences(lengths: Ints, room: int, rates: np.ndarray[Any, np.dtype[np.float64]]) -> int:
@@ -310,33 +324,6 @@ def _estimate_max_sequences(lengths: Ints, room: int, rates: np.ndarray[Any, np.
 
 MAX_COUNTED_EPOCHS = 10
 """Epochs that are planned to count their tokens, where epochs differ; later ones are like the mean of these."""
-
-
-@runtime_checkable
-class CountingCorruption(Corruption, Protocol):
-    """Corruption whose planned lengths are bounds, and that knows the exact number of tokens all the same."""
-
-    @property
-    def has_random_counts(self) -> bool:
-        """True if the number of tokens of a sample varies between epochs."""
-
-    def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
-        """Return the tokens of each corrupted sequence, source and target, for the counters that `corrupt` gets."""
-
-
-def has_random_counts(corruption: Corruption | None) -> bool:
-    """Return True if the number of tokens of a corrupted sample varies between epochs."""
-    if isinstance(corruption, CountingCorruption):
-        return corruption.has_random_counts
-    return has_random_lengths(corruption)
-
-
-def count_corrupted_tokens(corruption: Corruption, lengths: SampleLengths, rng: Counters) -> Ints:
-    """Return the tokens of each corrupted sequence, source and target together."""
-    if isinstance(corruption, CountingCorruption):
-        return corruption.count_tokens(lengths, rng)
-    source, target = predict_lengths(corruption, lengths, rng)
-    return source if target is None else source + target
 
 
 class TokenCounter:
@@ -373,7 +360,8 @@ class TokenCounter:
     @cached_property
     def _tokens_per_epoch(self) -> int | None:
         """Number of tokens of every epoch; None if epochs may differ in their batches or tokens."""
-        if self.stream.batches_per_epoch is None or has_random_counts(self.stream.corruption):
+        corruption = self.stream.corruption
+        if self.stream.batches_per_epoch is None or (corruption is not None and corruption.has_random_counts):
             return None
         return int(self._count_batches(0)[-1])
 
@@ -390,7 +378,7 @@ class TokenCounter:
         if corruption is None:
             return lengths.lengths
         rng = Counters.from_sequences(draws.seed, draws, copies=corruption.copies)
-        return count_corrupted_tokens(corruption, lengths, rng)
+        return corruption.count_tokens(lengths, rng)
 
 
 def count_run_tokens(counters: Sequence[TokenCounter], phase_steps: Sequence[int]) -> int:

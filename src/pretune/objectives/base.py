@@ -212,23 +212,8 @@ class Objective(ABC):
         return model.loss(states, batch)
 
 
-class BaseCorruption:
-    """Defaults of a corruption: lengths stay, every token may be a target, every epoch draws anew."""
-
-    __slots__ = ()
-
-    @property
-    def copies(self) -> int | None:
-        """Number of fixed corruptions of each text (static masking); None: a new one in every epoch."""
-        return None
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        """Return bounds of the lengths of source and target for sequences of n tokens; no target: one side."""
-        return n, None
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        """Return the target slots for a batch of this many tokens and sequences."""
-        return tokens
+BaseCorruption = Corruption
+"""Base class of the corruptions of objectives."""
 
 
 def require_targets(batch: Batch) -> Targets:

@@ -29,13 +29,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
-from pretune.data.stream import (
-    Corruption,
-    count_corrupted_tokens,
-    has_random_counts,
-    has_random_lengths,
-    predict_lengths,
-)
+from pretune.data.stream import Corruption
 from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
@@ -179,13 +173,13 @@ class MixtureCorruption(BaseCorruption):
     def has_random_lengths(self) -> bool:
         weights = [chances for chances in (self.document_weights, self.pair_weights) if any(chances)]
         has_choice = any(len(self._find_possible_parts(chances)) > 1 for chances in weights)
-        return has_choice or any(has_random_lengths(corruption) for corruption in self.corruptions)
+        return has_choice or any(corruption.has_random_lengths for corruption in self.corruptions)
 
     def predict_lengths(self, lengths: SampleLengths, rng: Counters | None) -> tuple[Ints, Ints | None]:
         """Return the bounds of the sampled part of each sequence; without counters, the maximum over possible parts."""
         is_pair = lengths.second_lengths > 0
         if rng is None:
-            bounds = [predict_lengths(corruption, lengths, None) for corruption in self.corruptions]
+            bounds = [corruption.predict_lengths(lengths, None) for corruption in self.corruptions]
             part_source, part_target = self._find_max_lengths(bounds, self._find_possible_parts(self.document_weights))
             source, target = self._find_max_lengths(bounds, self._find_possible_parts(self.pair_weights))
             source = np.where(is_pair, source, part_source)
@@ -194,7 +188,7 @@ class MixtureCorruption(BaseCorruption):
         source, target = np.zeros_like(lengths.first_lengths), np.zeros_like(lengths.first_lengths)
         for number, (corruption, mode_token) in enumerate(zip(self.corruptions, self.mode_tokens, strict=True)):
             index = np.flatnonzero(part_ids == number)
-            part_source, part_target = predict_lengths(corruption, lengths.take(index), rng.take(index).derive(number))
+            part_source, part_target = corruption.predict_lengths(lengths.take(index), rng.take(index).derive(number))
             source[index] = part_source + (mode_token is not None)
             if part_target is not None:
                 sides, target[index] = 2, part_target
@@ -202,14 +196,14 @@ class MixtureCorruption(BaseCorruption):
 
     @property
     def has_random_counts(self) -> bool:
-        return self.has_random_lengths or any(has_random_counts(corruption) for corruption in self.corruptions)
+        return self.has_random_lengths or any(corruption.has_random_counts for corruption in self.corruptions)
 
     def count_tokens(self, lengths: SampleLengths, rng: Counters) -> Ints:
         """Return the tokens of the sampled part of each sequence, mode token included."""
         part_ids, counts = self._draw_parts(lengths.second_lengths > 0, rng), np.zeros_like(lengths.first_lengths)
         for number, (corruption, mode_token) in enumerate(zip(self.corruptions, self.mode_tokens, strict=True)):
             index = np.flatnonzero(part_ids == number)
-            part_counts = count_corrupted_tokens(corruption, lengths.take(index), rng.take(index).derive(number))
+            part_counts = corruption.count_tokens(lengths.take(index), rng.take(index).derive(number))
             counts[index] = part_counts + (mode_token is not None)
         return counts
 

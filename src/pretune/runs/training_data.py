@@ -19,16 +19,7 @@ from pretune.data.sampling import Mixing, SampleLengths
 from pretune.data.sampling import SourceMixture as Shares
 from pretune.data.sequences import Ints
 from pretune.data.shards import DataIndex, Shards
-from pretune.data.stream import (
-    BatchStream,
-    Corruption,
-    LengthPredictingCorruption,
-    TokenCounter,
-    compute_row_lengths,
-    find_steps,
-    has_random_lengths,
-    predict_lengths,
-)
+from pretune.data.stream import BatchStream, Corruption, TokenCounter, compute_row_lengths, find_steps
 from pretune.models import catalog
 from pretune.objectives.base import ModelShape, Objective, Vocabulary, build_template
 from pretune.objectives.distill import Distill
@@ -264,7 +255,7 @@ def _choose_shape(
                 *(np.append(column, value) for column, value in zip(lengths, full_sequence, strict=True))
             )
         source, target = (
-            None if side is None else int(side.max()) for side in predict_lengths(corruption, lengths, None)
+            None if side is None else int(side.max()) for side in corruption.predict_lengths(lengths, None)
         )
         assert source is not None
         rows = floor_rows(max(tokens // (source + (target or 0)), 1))
@@ -278,8 +269,8 @@ def _choose_shape(
 
 def _has_variable_lengths(samples: Samples, corruption: Corruption) -> bool:
     """Return whether sequence lengths depend on the data or on random draws of the corruption."""
-    sides = isinstance(samples, ParallelSamples) and isinstance(corruption, LengthPredictingCorruption)
-    return len(samples) > 0 and (sides or has_random_lengths(corruption))
+    sides = isinstance(samples, ParallelSamples) and corruption.predicts_lengths
+    return len(samples) > 0 and (sides or corruption.has_random_lengths)
 
 
 def _fit_shape(samples: Samples, corruption: Corruption, length: int, tokens: int, mixing: Mixing | None) -> BatchShape:
