@@ -55,11 +55,7 @@ def check_arguments(paths: Collection[str] = ()) -> Callable[[Callable[P, R]], C
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        names = [
-            name
-            for name, parameter in inspect.signature(function).parameters.items()
-            if parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
+        names = [*inspect.signature(function).parameters]
 
         @functools.wraps(function)
         def call_with_check(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -244,8 +240,8 @@ class Options:
     def list_changes(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults."""
         fields = dataclasses.fields(self)  # type: ignore[arg-type]
-        values = {field.name: (getattr(self, field.name), field.default) for field in fields}
-        return {name: value for name, (value, default) in values.items() if value is not None and value != default}
+        values = ((field, getattr(self, field.name)) for field in fields)
+        return {field.name: value for field, value in values if value is not None and value != field.default}
 
     def list_settings(self) -> dict[str, Any]:
         """Return the values of the settings that the options set, by path."""

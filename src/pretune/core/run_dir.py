@@ -19,7 +19,6 @@ import os
 import shlex
 import socket
 import time
-import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any, NamedTuple, TypedDict
 from pretune.core import io, log
 from pretune.core.config import PathText, check_path, check_record
 from pretune.core.errors import CheckpointError, DataError, ResourceError, UsageError, refuse_broken_link
+from pretune.core.io.directories import HeldLock
 
 PATHS_KEY = "paths"
 MODEL_PATHS = ("base.path", "base.tokenizer", "objective.teacher", "train.init_from", "tune.distill.teacher")
@@ -280,12 +280,12 @@ class RunLock:
         """`wait_seconds` is the time to wait for another holder; without it, the lock must be free."""
         self.directory, self.on_warning, self.wait_seconds = directory, on_warning, wait_seconds
         self.path = directory / LOCK_FILE
-        self._descriptor: int | None = None
+        self._lock: HeldLock | None = None
 
     @property
     def is_held(self) -> bool:
         """True while this object holds the lock."""
-        return self._descriptor is not None
+        return self._lock is not None and self._lock.descriptor is not None
 
     def __enter__(self) -> "RunLock":
         if self.directory.exists() and not self.directory.is_dir():
@@ -293,27 +293,26 @@ class RunLock:
         with io.translate_write_errors(self.path):
             self.directory.mkdir(parents=True, exist_ok=True)
             descriptor = self._acquire()
+        lock = HeldLock(descriptor)
         try:
             io.recover(self.directory)
+            if previous_holder := _read_holder(descriptor):
+                self.on_warning(f"{self.directory}: {previous_holder} was killed; its lock is taken over")
+            holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+            with io.translate_write_errors(self.path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(holder, allow_nan=False).encode(), 0)
         except BaseException:
-            os.close(descriptor)
+            lock.close()
             raise
-        previous_holder = _read_holder(descriptor)
-        if previous_holder:
-            self.on_warning(f"{self.directory}: {previous_holder} was killed; its lock is taken over")
-        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
-        with io.translate_write_errors(self.path):
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps(holder, allow_nan=False).encode(), 0)
-        self._descriptor = descriptor
-        _HELD_LOCKS.add(self)
+        self._lock = lock
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._descriptor is not None:
+        if self._lock is not None and self.is_held:
             with contextlib.suppress(OSError):
                 self.path.unlink()
-            self._release()
+            self._lock.close()
 
     def _acquire(self) -> int:
         deadline = time.monotonic() + (self.wait_seconds or 0.0)
@@ -345,23 +344,6 @@ class RunLock:
                 if os.path.samestat(os.fstat(descriptor), self.path.stat()):
                     return descriptor
             os.close(descriptor)  # the previous holder removed the file after we opened it
-
-    def _release(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-_HELD_LOCKS: weakref.WeakSet[RunLock] = weakref.WeakSet()
-
-
-def _release_in_child() -> None:
-    """Release the lock in a forked worker, which may outlive its parent."""
-    for lock in _HELD_LOCKS:
-        lock._release()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
 
 
 def _read_holder(descriptor: int) -> str:

@@ -21,7 +21,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -29,7 +30,7 @@ from pretune.core.errors import CheckpointError, ResourceError, UsageError, refu
 from pretune.core.io.files import (
     MANIFEST,
     TEMPORARY_PREFIX,
-    is_file_name,
+    is_nested,
     make_temporary_name,
     read_json,
     sync,
@@ -38,7 +39,30 @@ from pretune.core.io.files import (
 
 TEMPORARY_NAME = re.compile(r"\.tmp-(?:[0-9a-f]{12}-)?[0-9a-f]{12}")
 
-_locked_descriptors: set[int] = set()  # of the directories that this process has locked
+
+class HeldLock:
+    """A locked descriptor until it is closed; forked workers, which may outlive their parent, close theirs at once."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor: int | None = descriptor
+        _HELD_LOCKS.add(self)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+_HELD_LOCKS: weakref.WeakSet[HeldLock] = weakref.WeakSet()
+
+
+def _release_in_child() -> None:
+    for held_lock in _HELD_LOCKS:
+        held_lock.close()
+
+
+os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextlib.contextmanager
@@ -59,7 +83,7 @@ def temporary_directory(parent: Path, target: Path) -> Iterator[Path]:
         if lock(descriptor) is not False and path.exists():
             break
         os.close(descriptor)
-    with holding(descriptor):
+    with contextlib.closing(HeldLock(descriptor)):
         yield path
 
 
@@ -123,27 +147,6 @@ def lock(descriptor: int) -> bool | None:
     return True
 
 
-@contextlib.contextmanager
-def holding(descriptor: int) -> Iterator[None]:
-    """Close a descriptor, and so release its lock, after the block; forked workers close theirs at once."""
-    _locked_descriptors.add(descriptor)
-    try:
-        yield
-    finally:
-        _locked_descriptors.discard(descriptor)
-        os.close(descriptor)
-
-
-def _release_in_child() -> None:
-    """Close the locks of the parent in a forked worker, which may outlive it."""
-    for descriptor in _locked_descriptors:
-        os.close(descriptor)
-    _locked_descriptors.clear()
-
-
-os.register_at_fork(after_in_child=_release_in_child)
-
-
 def remove(directory: str | os.PathLike[str], name: str, pattern: str) -> None:
     """Remove a file or folder inside a directory; a kill in between leaves all of it, or what `sweep` removes.
 
@@ -189,11 +192,6 @@ def _delete(path: Path) -> None:
             path.unlink()
 
 
-def is_nested(name: object) -> bool:
-    """Return whether a value is a valid name of a file below its directory."""
-    return isinstance(name, str) and all(map(is_file_name, name.split("/")))
-
-
 class OwnedNames(NamedTuple):
     """Names, relative to a directory, that a writer replaces; nothing is read without the `main` one."""
 
@@ -216,9 +214,8 @@ _MODEL_FILES = (
 )
 _PARTNER_FOLDERS = ("generator", "backward")
 
-NO_OWNER = OwnedNames(MANIFEST, _compile_globs(MANIFEST))  # a manifest of other files is always replaced
-
-OWNERS = {
+OWNERS: Mapping[str | None, OwnedNames] = {
+    None: OwnedNames(MANIFEST, _compile_globs(MANIFEST)),  # a manifest of other files is always replaced
     "model": OwnedNames(
         "config.json",
         _compile_globs(*_MODEL_FILES, *(f"{folder}/{file}" for folder in _PARTNER_FOLDERS for file in _MODEL_FILES)),
@@ -319,7 +316,7 @@ def _locked_for_merge(folder: Path) -> Iterator[None]:
         yield
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    with holding(descriptor):
+    with contextlib.closing(HeldLock(descriptor)):
         deadline = time.monotonic() + MERGE_SECONDS
         while lock(descriptor) is False:
             if time.monotonic() > deadline:
@@ -359,7 +356,8 @@ def _complete(commit: Path, target: Path) -> None:
         path = PurePosixPath(file)
         return path.name == MANIFEST, path.name == owner.main, -len(path.parts), file
 
-    stale_files = [file for file in _list_owned(target, owner) if file not in files]
+    owned_files = [file for file in list_files(target, _MAX_DEPTH) if owner.pattern.fullmatch(file)]
+    stale_files = [file for file in owned_files if file not in files]
     for file in sorted([*stale_files, *staged_files], key=rank, reverse=True):
         if file in stale_files or any(rank(file)[:2]):
             (target / file).unlink(missing_ok=True)
@@ -385,11 +383,9 @@ def _read_journal(path: Path) -> tuple[OwnedNames, set[str]]:
     """Return the owner of a commit, and all its files."""
     journal = read_json(path, CheckpointError)
     owner, files = journal.get("owner"), journal.get("files")
-    is_owner = owner is None or (isinstance(owner, str) and owner in OWNERS)
+    is_owner = isinstance(owner, str | None) and owner in OWNERS
     if not is_owner or not isinstance(files, list) or not all(map(is_nested, files)):
         raise CheckpointError(f"{path}: not the journal of a save; remove '{path.parent.name}' or copy the directory")
-    if owner is None:
-        return NO_OWNER, set(files)
     return OWNERS[owner], set(files)
 
 
@@ -405,10 +401,6 @@ def list_files(folder: Path, depth: int | None = None) -> list[str]:
         ]
         files += [(relative / name).as_posix() for name in names]
     return sorted(files)
-
-
-def _list_owned(target: Path, owner: OwnedNames) -> list[str]:
-    return [file for file in list_files(target, _MAX_DEPTH) if owner.pattern.fullmatch(file)]
 
 
 def _check_destination(target: Path, file: str) -> None:

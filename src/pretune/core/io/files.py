@@ -50,11 +50,10 @@ def resolve_inside(
     NOTE: use this for every name read from a file, before reading, writing or removing anything under it.
     """
     location = os.fspath(directory if source is None else source)
-    parts = name.split("/") if allow_nested and isinstance(name, str) else [name]
-    if not all(is_file_name(part) for part in parts):
+    if not (is_nested(name) if allow_nested else is_file_name(name)):
         value = repr(name[:60]) if isinstance(name, str) else f"a {type(name).__name__}"
         raise error(f"{location}: {value} is not a simple file name; it must name a file in the same directory")
-    path = Path(directory, *map(str, parts))
+    path = Path(directory, str(name))
     if (allow_nested or path.is_symlink()) and not _is_within(path, Path(directory)):
         raise error(f"{location}: '{name}' is a symbolic link out of its directory; replace it by the file")
     return path
@@ -70,6 +69,11 @@ def is_file_name(name: object) -> bool:
     if not isinstance(name, str) or name in ("", ".", "..") or len(name.encode(errors="replace")) > MAX_NAME:
         return False
     return name.isprintable() and not set(name) & set("/\\:")
+
+
+def is_nested(name: object) -> bool:
+    """Return whether a value is a valid name of a file below its directory."""
+    return isinstance(name, str) and all(map(is_file_name, name.split("/")))
 
 
 def _is_within(link: Path, directory: Path) -> bool:
