@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import AddedToken, PreTokenizedString, Token
 from tokenizers import Tokenizer as Raw
@@ -95,7 +95,7 @@ def encode_json(data: object) -> bytes:
     return (json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
+def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, object]]:
     """Read the tokenizer of a directory or a `tokenizer.json`, and the settings in its config files."""
     folder = resolve_path(path)
     file = folder / TOKENIZER_FILE if folder.is_dir() else folder
@@ -105,7 +105,7 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, Any]]:
         raise CheckpointError(
             f"{folder}: no {TOKENIZER_FILE}; pass the directory of a tokenizer or of a model with one"
         )
-    config: dict[str, Any] = {}
+    config: dict[str, object] = {}
     for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later file wins
         config_file = file.with_name(name)
         if config_file.is_file():
@@ -169,16 +169,17 @@ _PREFIX, _ADDED_TOKENS, _CLASS = "add_prefix_space", "added_tokens_decoder", "to
 _TOKEN_FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
-def apply_settings(raw: Raw, config: Mapping[str, Any]) -> dict[str, Any]:
+def apply_settings(raw: Raw, config: Mapping[str, object]) -> dict[str, object]:
     """Apply the settings of `tokenizer_config.json` as transformers does; return the others.
 
     A tokenizer class of a model replaces what `tokenizer.json` has, a generic class does not. Without a class this is
     unknown: settings that disagree are reported, and not applied.
     """
     name = str(config.get(_CLASS) or "").removesuffix("Fast")
+    added_tokens: Any = config.get(_ADDED_TOKENS) or {}
     try:
         conflicts = [] if name in _GENERIC_CLASSES else _set_components(raw, config, apply=bool(name))
-        moved_tokens = _add_tokens(raw, config.get(_ADDED_TOKENS) or {})
+        moved_tokens = _add_tokens(raw, added_tokens)
     except (AttributeError, TypeError, ValueError) as fault:
         raise CheckpointError(f"{CONFIG_FILE}: invalid settings ({str(fault)[:200]})") from None
     if conflicts:
@@ -189,7 +190,7 @@ def apply_settings(raw: Raw, config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in used_settings}
 
 
-def _set_components(raw: Raw, config: Mapping[str, Any], *, apply: bool) -> list[str]:
+def _set_components(raw: Raw, config: Mapping[str, object], *, apply: bool) -> list[str]:
     """Set the normalizer and the pre-tokenizer by the config; return the settings that could not be applied."""
     normalizer: Any = raw.normalizer
     conflicts: list[str] = []
@@ -205,13 +206,13 @@ def _set_components(raw: Raw, config: Mapping[str, Any], *, apply: bool) -> list
     pre_tokenizer = raw.pre_tokenizer
     if isinstance(pre_tokenizer, ByteLevel):
         if apply and _PREFIX in config:
-            pre_tokenizer.add_prefix_space = config[_PREFIX]
+            pre_tokenizer.add_prefix_space = cast(bool, config[_PREFIX])
         elif config.get(_PREFIX, not apply and pre_tokenizer.add_prefix_space) != pre_tokenizer.add_prefix_space:
             conflicts.append(_PREFIX)  # most classes have none by default
     return conflicts
 
 
-def _add_tokens(raw: Raw, tokens: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _add_tokens(raw: Raw, tokens: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Add the tokens that only the config has; return those whose id, the next free one, is not that of the config."""
     present = {"", *(token.content for token in raw.get_added_tokens_decoder().values())}
     new_tokens = {

@@ -166,7 +166,7 @@ def check_words(tokenizer: Tokenizer) -> None:
         )
 
 
-def _revive(text: str, config: Mapping[str, Any], length: int, new_words: Iterable[str]) -> OpenTokenizer:
+def _revive(text: str, config: Mapping[str, object], length: int, new_words: Iterable[str]) -> OpenTokenizer:
     tokenizer = OpenTokenizer(parse_tokenizer(text.encode(), "tokenizer"), config)
     tokenizer.spellings = Spellings(tokenizer, length)
     for word in new_words:

@@ -7,7 +7,7 @@ pass finds them and never holds more than the limit.
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from tokenizers import Tokenizer as Raw
 
@@ -119,8 +119,3 @@ def choose_alphabet(
         room -= price
         covered_count += letters[letter]
     return alphabet
-
-
-def find_inner_characters(counts: Iterable[str]) -> Set[str]:
-    """Return the characters that occur after the first position of a word."""
-    return {letter for word in counts for letter in word[1:]}

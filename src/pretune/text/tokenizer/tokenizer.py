@@ -156,7 +156,7 @@ class Tokenizer:
     Padding and truncation of the file are disabled: they belong to a batch, not to a text.
     """
 
-    def __init__(self, raw: Raw, config: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, raw: Raw, config: Mapping[str, object] | None = None) -> None:
         """Wrap a tokenizer; `config` holds the entries of its config files."""
         config = files.apply_settings(raw, config or {})
         raw.no_padding()
@@ -200,7 +200,7 @@ class Tokenizer:
 
     def build_files(self) -> dict[str, bytes]:
         """Return the files that `save` writes, by name."""
-        tokens: dict[str, Any] = {f"{role}_token": self.get_token(i) for role, i in self.special.items()}
+        tokens: dict[str, object] = {f"{role}_token": self.get_token(i) for role, i in self.special.items()}
         mask = self.special.get("mask")
         mask_token = self.raw.get_added_tokens_decoder().get(mask) if mask is not None else None
         if mask_token is not None and mask_token.lstrip:  # a plain string would lose `lstrip`
@@ -209,7 +209,7 @@ class Tokenizer:
         sentinels = [self.get_token(i) for i in self.sentinels]
         extra = {"additional_special_tokens": sentinels} if sentinels else {}
         segments = any(segment for _, segment in (*self.template.single, *self.template.pair))
-        config: dict[str, Any] = {
+        config: dict[str, object] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
             "model_input_names": ["input_ids", *(["token_type_ids"] if segments else []), "attention_mask"],
@@ -376,7 +376,7 @@ class Tokenizer:
     def __repr__(self) -> str:
         return f"Tokenizer({type(self.raw.model).__name__}, {self.vocab} tokens, {self.sha256[:12]})"
 
-    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[str, dict[str, Any]]]:
+    def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[str, dict[str, object]]]:
         return _revive, (self.raw.to_str(), self._config)
 
     def _get_encoder(self, literal: bool) -> TokenizerEncoder:
@@ -414,7 +414,7 @@ def _pair_texts(
     return inputs
 
 
-def _revive(text: str, config: dict[str, Any]) -> Tokenizer:
+def _revive(text: str, config: dict[str, object]) -> Tokenizer:
     return Tokenizer(files.parse_tokenizer(text.encode(), "tokenizer"), config)
 
 

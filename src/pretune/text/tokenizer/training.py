@@ -244,7 +244,7 @@ def _add_special_tokens(raw: Raw, style: TokenizerStyle) -> dict[str, str | int]
 def _train_wordpiece(inputs: _TrainingInputs) -> Model:
     """Train WordPiece: merge pairs by frequency as in BPE, with ## before all but the first piece of a word."""
     counts = sample.count_words(inputs.sample, inputs.raw)
-    inner = sample.find_inner_characters(counts)
+    inner = {letter for word in counts for letter in word[1:]}
     prices = dict.fromkeys(inner, 2)
     room = inputs.size - len(inputs.leading_tokens)
     size = inputs.config.alphabet
