@@ -307,12 +307,7 @@ def _pack_codes(code: Ints, room: int, source_room: int, max_sequences: int, tri
             left[kind] -= uses * times
         rows += uses
         is_left = left > 0
-        kinds, target_sizes, source_sizes, left = (
-            kinds[is_left],
-            target_sizes[is_left],
-            source_sizes[is_left],
-            left[is_left],
-        )
+        kinds, target_sizes, source_sizes, left = (part[is_left] for part in (kinds, target_sizes, source_sizes, left))
     out = np.empty(len(code), dtype=np.int64)
     out[np.argsort(whose, kind="stable")] = [row for row_list in places for row in row_list]
     return out
@@ -322,10 +317,8 @@ def _find_pattern(
     target_sizes: Ints, source_sizes: Ints, remaining: Ints, capacity: int, max_sequences: int, tries: int
 ) -> dict[int, int]:
     """Return the kinds that fill a row, the first kind included, with the count of each."""
-    x, y = (
-        capacity - target_sizes - target_sizes[0],
-        capacity - source_sizes - source_sizes[0],
-    )  # room left on each side after the first sequence and each candidate for the second
+    # Room left on each side after the first sequence and each candidate for the second.
+    x, y = capacity - target_sizes - target_sizes[0], capacity - source_sizes - source_sizes[0]
     if remaining[0] == 1:
         x[0] = -1
     rest = _compute_slack(x, y, capacity)

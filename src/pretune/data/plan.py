@@ -167,14 +167,8 @@ def build_plan(
         )
     if cache is None:
         return _pack_plan(lengths, shape, seed, epoch, source, window)
-    settings: dict[str, int | None] = {
-        "version": _VERSION,
-        "seed": seed,
-        "epoch": epoch,
-        "window": window,
-        "n": len(lengths),
-        "rows": shape.rows,
-    }
+    settings: dict[str, int | None] = {"version": _VERSION, "seed": seed, "epoch": epoch, "window": window}
+    settings |= {"n": len(lengths), "rows": shape.rows}
     settings |= {"length": shape.length, "source": shape.source, "sequences": shape.sequences}
     digest = hashlib.sha256(json.dumps(settings, allow_nan=False).encode())
     for part in (lengths, source):

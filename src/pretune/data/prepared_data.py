@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from pretune.core.api import PathResult
 from pretune.core.config import Count, Ge, Le, Number, read_record
 from pretune.core.errors import DataError, UsageError, refuse_broken_link
 from pretune.core.io import OWNERS, atomic_directory, list_files, recover, remove_abandoned
@@ -101,7 +102,7 @@ class SliceFile(TypedDict):
 
 
 @dataclass(frozen=True, slots=True)
-class PreparedData(os.PathLike[str]):
+class PreparedData(PathResult):
     """A directory of prepared data; accepted wherever its path is.
 
     data = pt.prepare(["books/"], tokenizer=tok, out="data/books")
@@ -124,12 +125,6 @@ class PreparedData(os.PathLike[str]):
         for split in index.splits:
             Shards.open(folder, split, verify=False)
         return cls(folder, index, is_new)
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __str__(self) -> str:
-        return str(self.path)
 
     @property
     def tokens(self) -> int:

@@ -197,12 +197,10 @@ class BatchStream:
             cut = self.corruption.corrupt(cut, Counters.from_sequences(self.seed, cut, copies=self.corruption.copies))
         return cut if self.languages is None else _set_languages(cut, self.languages), row
 
-    def iter_batches(
-        self, start: int = 0, stop: int | None = None, *, part: int = 0, parts: int = 1
-    ) -> Iterator[Batch]:
+    def iter_batches(self, start: int = 0, stop: int | None = None) -> Iterator[Batch]:
         """Yield the batches from step `start` up to `stop` (exclusive), without end if `stop` is None."""
         for step in itertools.count(start) if stop is None else range(start, stop):
-            yield self.batch(step, part=part, parts=parts)
+            yield self[step]
 
     def locate_step(self, step: int) -> tuple[int, int]:
         """Return the epoch of a step and the index of the step in that epoch.

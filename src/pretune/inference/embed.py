@@ -210,11 +210,6 @@ class WordEmbedder(Embedder):
         self.batch_tokens = self.length = self.tokenizer = None
 
     @property
-    def is_static(self) -> bool:
-        """True: word vectors have no context."""
-        return True
-
-    @property
     def width(self) -> int:
         """Width of the vectors."""
         return self.vectors.width

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, NotRequired, TypedDict
 
 from pretune.core import config, io, log
 from pretune.core.errors import CheckpointError, explain_missing
@@ -78,7 +78,7 @@ class IndexGeneration:
 
     metadata_file: Path
     metadata: IndexMetadata
-    entries: Mapping[str, Any]
+    entries: Mapping[str, object]
     lease: Lease
 
 
@@ -140,7 +140,7 @@ def _measure_size(directory: Path) -> int:
     return size
 
 
-def _read_entries(directory: Path) -> dict[str, Any]:
+def _read_entries(directory: Path) -> dict[str, object]:
     entries = io.read_json(directory / io.MANIFEST, CheckpointError).get("files")
     if not isinstance(entries, dict):
         raise CheckpointError(f"{directory / io.MANIFEST}: 'files' is missing or not an object")
@@ -185,7 +185,7 @@ def publish(
 
 
 def _write_generation(
-    folder: Path, name: str, metadata: IndexMetadata, files: Mapping[str, bytes], entries: Mapping[str, Any]
+    folder: Path, name: str, metadata: IndexMetadata, files: Mapping[str, bytes], entries: Mapping[str, object]
 ) -> None:
     for file, data in files.items():
         io.atomic_write(folder / file, data)

@@ -54,7 +54,9 @@ class TextEncoder(nn.Module):
         super().__init__()
         self.model, self.config = model, config
         self.dense = dense or nn.ModuleList()
-        depth = _get_depth(model)
+        stack = model.spec.encoder or model.spec.decoder
+        assert stack is not None
+        depth = stack.depth
         if config.layer is not None and not -depth - 1 <= config.layer <= depth:
             raise UsageError(f"layer must be from 0 to {depth}, or from -1 to {-depth - 1}, got {config.layer}")
 
@@ -103,12 +105,6 @@ def pool(states: Tensor, batch: Batch, pooling: Pooling) -> Tensor:
     if pooling == "static":
         raise UsageError("pooling 'static' has no states; use TextEncoder.embed_static")
     return pool_states(states, batch, "first" if pooling == "cls" else pooling)
-
-
-def _get_depth(model: LanguageModel) -> int:
-    stack = model.spec.encoder or model.spec.decoder
-    assert stack is not None
-    return stack.depth
 
 
 def _run_stack(model: LanguageModel, batch: Batch, *, hidden: bool = False) -> StackOutput:

@@ -58,16 +58,13 @@ class Passages:
 
     def take(self, indices: Ints) -> "Passages":
         """Select passages by index."""
-        lengths = self.lengths[indices]
-        index = spread(self.offsets[:-1][indices], lengths)
-        return replace(
-            self,
-            tokens=self.tokens[index],
-            offsets=compute_offsets(lengths),
-            start=self.start[indices],
-            stop=self.stop[indices],
-            unit_starts=self.unit_starts[index],
-        )
+        return self._cut(self.offsets[:-1][indices], self.lengths[indices], self.start[indices], self.stop[indices])
+
+    def _cut(self, first: Ints, lengths: Ints, start: Ints, stop: Ints) -> "Passages":
+        """Return passages of so many tokens, from the tokens `first` [S] of all passages, with these spans."""
+        index, offsets = spread(first, lengths), compute_offsets(lengths)
+        tokens, unit_starts = self.tokens[index], self.unit_starts[index]
+        return replace(self, tokens=tokens, offsets=offsets, start=start, stop=stop, unit_starts=unit_starts)
 
     def reverse(self) -> "Passages":
         """Reverse the tokens of every passage; a unit is then a token."""
@@ -92,15 +89,8 @@ class Passages:
 
     def crop(self, first: Ints, lengths: Ints) -> "Passages":
         """Keep so many tokens of each passage, from its token `first`, which is in its span or before."""
-        index = spread(self.offsets[:-1] + first, lengths)
-        return replace(
-            self,
-            tokens=self.tokens[index],
-            offsets=compute_offsets(lengths),
-            start=self.start - first,
-            stop=np.minimum(self.stop - first, lengths),
-            unit_starts=self.unit_starts[index],
-        )
+        stop = np.minimum(self.stop - first, lengths)
+        return self._cut(self.offsets[:-1] + first, lengths, self.start - first, stop)
 
 
 def encode_passages(

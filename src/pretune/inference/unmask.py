@@ -57,7 +57,8 @@ class Blanks:
                 return cls(tuple(parts))
         first = next(iter(spellings), BLANK_SPELLINGS)
         own_spelling = "" if first in BLANK_SPELLINGS else f"{first} (this model's), "
-        raise UsageError(f"no mask in '{_shorten(text)}'; write it as {own_spelling}{BLANK_SPELLINGS}")
+        start = text if len(text) <= 60 else f"{text[:59]}…"
+        raise UsageError(f"no mask in '{start}'; write it as {own_spelling}{BLANK_SPELLINGS}")
 
     @property
     def count(self) -> int:
@@ -71,10 +72,6 @@ class Blanks:
     def follows_space(self, blank: int) -> bool:
         """Return True if whitespace precedes a mask."""
         return self.parts[blank][-1:].isspace()
-
-
-def _shorten(text: str, max_length: int = 60) -> str:
-    return text if len(text) <= max_length else text[: max_length - 1] + "…"
 
 
 BATCH_TEXTS = 64

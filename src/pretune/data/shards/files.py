@@ -29,7 +29,7 @@ _MAGIC = b"\x93NUMPY\x01\x00"
 _PATTERN = re.compile(
     r"\{'descr': '([<>|=]\w{1,8})', 'fortran_order': (True|False), 'shape': \(([\d, ]{0,80})\), \} *\n"
 )
-_REMEDY = "prepare the data again, or copy the directory again"
+REMEDY = "prepare the data again, or copy the directory again"
 
 
 class AtomicWriter(ABC):
@@ -105,20 +105,20 @@ def open_npy(
             size = os.fstat(file.fileno()).st_size
             kind, fortran_order, shape, start = _read_header(file, path)
     except FileNotFoundError:
-        raise DataError(f"{path}: no such file; {_REMEDY}") from None
+        raise DataError(f"{path}: no such file; {REMEDY}") from None
     except OSError as fault:
         raise DataError(f"{path}: cannot be read: {fault.strerror}") from fault
     if kind != expected_dtype.str:
-        raise DataError(f"{path}: has values of type '{kind}', expected '{expected_dtype.str}'; {_REMEDY}")
+        raise DataError(f"{path}: has values of type '{kind}', expected '{expected_dtype.str}'; {REMEDY}")
     if fortran_order == "True" or not re.fullmatch(r"\d{1,18}," + ("" if width is None else f" {width}"), shape):
         layout = "one dimension" if width is None else f"rows of {width} values"
-        raise DataError(f"{path}: has the shape ({shape}), expected {layout}; {_REMEDY}")
+        raise DataError(f"{path}: has the shape ({shape}), expected {layout}; {REMEDY}")
     values = int(shape.partition(",")[0])
     if count is not None and values != count:
-        raise DataError(f"{path}: has {values} {'values' if width is None else 'rows'}, expected {count}; {_REMEDY}")
+        raise DataError(f"{path}: has {values} {'values' if width is None else 'rows'}, expected {count}; {REMEDY}")
     total_bytes = start + values * row * expected_dtype.itemsize
     if size != total_bytes:
-        raise DataError(f"{path}: has {size} bytes, expected {total_bytes} according to its header; {_REMEDY}")
+        raise DataError(f"{path}: has {size} bytes, expected {total_bytes} according to its header; {REMEDY}")
     if not values:  # an empty file region cannot be mapped
         return np.empty(0 if width is None else (0, row), expected_dtype)
     sizes = (values,) if width is None else (values, row)
@@ -129,10 +129,10 @@ def read_npy(file: BinaryIO, path: Path, *dtypes: str) -> NDArray[Any]:
     """Return the next array of a file of several: one dimension, one of the types; raise a DataError for another."""
     kind, fortran_order, shape, _ = _read_header(file, path)
     if kind not in dtypes or fortran_order == "True" or not re.fullmatch(r"\d{1,18},", shape):
-        raise DataError(f"{path}: has an array of type '{kind}' and shape ({shape}); {_REMEDY}")
+        raise DataError(f"{path}: has an array of type '{kind}' and shape ({shape}); {REMEDY}")
     size = int(shape[:-1]) * np.dtype(kind).itemsize
     if size > os.fstat(file.fileno()).st_size - file.tell():
-        raise DataError(f"{path}: is too short for its arrays; {_REMEDY}")
+        raise DataError(f"{path}: is too short for its arrays; {REMEDY}")
     return np.frombuffer(file.read(size), kind)
 
 
@@ -143,7 +143,7 @@ def _read_header(file: BinaryIO | io.FileIO, path: Path) -> tuple[str, str, str,
     text = (file.read(length) or b"").decode("latin1")
     match = _PATTERN.fullmatch(text)
     if not start.startswith(_MAGIC) or match is None or len(text) != length:
-        raise DataError(f"{path}: not a .npy file of numbers; {_REMEDY}")
+        raise DataError(f"{path}: not a .npy file of numbers; {REMEDY}")
     kind, fortran_order, shape = match.groups()
     return kind, fortran_order, shape, 10 + length
 

@@ -11,9 +11,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError, suggest
 from pretune.core.io import resolve_inside
 from pretune.data.sequences import Bools, Ints, spread
-from pretune.data.shards.files import INDEX_FILE, DataIndex, ShardFacts, open_npy, read_index
-
-_REMEDY = "prepare the data again, or copy the directory again"
+from pretune.data.shards.files import INDEX_FILE, REMEDY, DataIndex, ShardFacts, open_npy, read_index
 
 
 class Shards:
@@ -102,7 +100,7 @@ class Shards:
         largest = int(tokens.max(initial=0))
         if largest >= self.index.vocab > 0:
             place, limit = self.directory / self.split, f"{self.index.vocab:,}"
-            raise DataError(f"{place}: token {largest} is not in the vocabulary of {limit}; {_REMEDY}")
+            raise DataError(f"{place}: token {largest} is not in the vocabulary of {limit}; {REMEDY}")
         return tokens
 
     def read_word_starts(self, start: int, stop: int) -> Bools:
@@ -186,4 +184,4 @@ class _MappedShard:
         return self.folder / f"{self.facts.name}.{part}.npy"
 
     def _build_error(self, part: str, problem: str) -> DataError:
-        return DataError(f"{self._get_path(part)}: {problem}; {_REMEDY}")
+        return DataError(f"{self._get_path(part)}: {problem}; {REMEDY}")

@@ -57,8 +57,10 @@ class FileFinder:
         name = format_path(path)
         try:
             status = Path(path).stat()
+        except FileNotFoundError:
+            raise DataError(f"{name}: no such file or folder{suggest_file(path)}") from None
         except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
-            raise DataError(f"{name}: {_explain_fault(path, fault)}") from None
+            raise DataError(f"{name}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from None
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{name}: a {get_file_type(path)}, not a file; save its output to a file first")
         if self._is_repeated(status):
@@ -146,12 +148,6 @@ def _walk(folder: str, skip_counts: Counter[str]) -> Iterator[str]:
 
 def _is_folder(path: str) -> bool:
     return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for long names and link loops
-
-
-def _explain_fault(path: str, fault: OSError | ValueError) -> str:
-    if not isinstance(fault, FileNotFoundError):
-        return f"cannot be read: {getattr(fault, 'strerror', None) or fault}"
-    return f"no such file or folder{suggest_file(path)}"
 
 
 PAIR = "pair:"
