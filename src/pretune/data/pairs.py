@@ -139,11 +139,8 @@ class SegmentPairSamples(PairSamples):
             is_broken = is_pair & (
                 to_uniform(derive_keys(draws.seed, Purpose.BROKEN_PAIR, draws.epochs, draws.samples)) < self.kind.share
             )
-        return replace(
-            draws,
-            partners=seconds,
-            labels=np.where(is_pair, np.where(is_broken, BROKEN_LABEL, INTACT_LABEL), IGNORE_INDEX),
-        )
+        labels = np.where(is_pair, np.where(is_broken, BROKEN_LABEL, INTACT_LABEL), IGNORE_INDEX)
+        return replace(draws, partners=seconds, labels=labels)
 
     @property
     def has_segments(self) -> bool:
@@ -226,12 +223,10 @@ class ParallelPairs:
 
         Raises `UsageError` if the special tokens leave too little room.
         """
-        base_template = template or TokenTemplate()
-        return ParallelSamples(
-            self,
-            shards,
-            base_template if self.apart is None else double_template(base_template, is_bare=self.apart == "bare"),
-        )
+        template = template or TokenTemplate()
+        if self.apart is not None:
+            template = double_template(template, is_bare=self.apart == "bare")
+        return ParallelSamples(self, shards, template)
 
 
 @dataclass(frozen=True)

@@ -232,13 +232,9 @@ class SourceMixture:
                 )
         quotas = np.rint(counts * shares * sizes.sum() / np.maximum(sizes, 1)).astype(np.int64)
         quotas = np.where(shares > 0, np.maximum(quotas, 1), 0)
-        order = np.argsort(sources, kind="stable")
+        groups = np.split(np.argsort(sources, kind="stable"), np.cumsum(counts)[:-1])
         token_counts = quotas * sizes / np.maximum(counts, 1)
-        return cls(
-            groups=tuple(np.split(order, np.cumsum(counts)[:-1])),
-            quotas=quotas,
-            shares=token_counts / max(token_counts.sum(), 1),
-        )
+        return cls(groups=tuple(groups), quotas=quotas, shares=token_counts / max(token_counts.sum(), 1))
 
     def draw_order(self, seed: int, round: int) -> EpochOrder:
         """Return the samples of one round, in reading order."""

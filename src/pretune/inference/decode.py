@@ -182,8 +182,7 @@ def _check_tokens(tokens: Tokens, number: int, model: LanguageModel) -> list[int
         raise UsageError(
             f"prompt {number + 1}: token ids must be from 0 to {model.spec.vocab - 1}, got {unknown_ids[0]}"
         )
-    token_list: list[int] = ids.tolist()
-    return token_list
+    return [*ids.tolist()]
 
 
 def _generate_group(

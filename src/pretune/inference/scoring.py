@@ -199,8 +199,7 @@ def score(model: nn.Module, texts: Sequence[str], *, config: ScoringConfig = DEF
     if result.truncated_passages:
         count, total = result.truncated_passages, format_count(len(texts), "texts")
         log.warn(f"{count:,} of {total} longer than the model reads: only their start is scored")
-    scores: list[float] = result.sums.tolist()
-    return scores
+    return [*result.sums.tolist()]
 
 
 def get_max_length(model: LanguageModel) -> int | None:

@@ -81,8 +81,7 @@ class NearDuplicates:
     def _band_keys(self, signature: NDArray[np.uint32]) -> list[int]:
         """Return one key per band: a hash of its values and its position."""
         rows = signature[: self.bands * self.rows].reshape(self.bands, self.rows).astype(np.uint64)
-        keys: list[int] = mix_array((_SEED,), (rows * self._band_factor).sum(axis=1)).tolist()
-        return keys
+        return [*mix_array((_SEED,), (rows * self._band_factor).sum(axis=1)).tolist()]
 
 
 def _split_words(text: str) -> list[bytes]:

@@ -32,8 +32,9 @@ from pretune.data.prepare.settings import (
 )
 from pretune.data.prepare.stage import Piece, StageReader
 from pretune.data.sequences import Bools, spread
-from pretune.data.shards import ShardSplit, ShardWriter
+from pretune.data.shards import ShardSplit, ShardWriter, choose_token_dtype
 from pretune.text.neardup import NearDuplicates
+from pretune.text.tokenizer import Tokenizer
 
 SPLITS = ("train", "valid")
 _DROP, _TRAIN, _VALID = -1, 0, 1  # assignment of a document; _TRAIN and _VALID are indices into SPLITS
@@ -65,14 +66,7 @@ class SplitResult:
 
 
 def write_splits(
-    stages: Sequence[StageReader],
-    folder: Path,
-    recipe: Recipe,
-    *,
-    dtype: str,
-    vocab: int,
-    unknown: int | None,
-    remove: bool,
+    stages: Sequence[StageReader], folder: Path, recipe: Recipe, tokenizer: Tokenizer, *, remove: bool
 ) -> SplitResult:
     """Assign all documents, and write the splits into `folder`.
 
@@ -80,9 +74,7 @@ def write_splits(
         stages: Stages with all documents, in order.
         folder: Output directory.
         recipe: Settings and sources.
-        dtype: Type of the stored token ids.
-        vocab: Size of the vocabulary.
-        unknown: Id of the unknown token, None if the tokenizer has none.
+        tokenizer: Tokenizer of the documents.
         remove: Delete the files of the stages after reading them.
 
     Raises:
@@ -97,11 +89,12 @@ def write_splits(
     word_counts = {name: Counter[str]() for name in SPLITS}
     writers: dict[str, ShardWriter] = {}
     selections = {name: fate == number for number, name in enumerate(SPLITS) if (fate == number).any()}
+    dtype, vocab = choose_token_dtype(tokenizer.vocab), tokenizer.vocab
     with contextlib.ExitStack() as stack:
         for name, selection in selections.items():
             writer = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=bool(columns["sides"][selection].any()))
             writers[name] = stack.enter_context(writer)
-        _write_documents(stages, writers, fate, columns, word_counts, unknown, remove)
+        _write_documents(stages, writers, fate, columns, word_counts, tokenizer.special.get("unk"), remove)
     splits = {
         name: ShardSplit(shards=tuple(writers[name].shards), bytes=int(columns["sizes"][selection].sum()))
         for name, selection in selections.items()

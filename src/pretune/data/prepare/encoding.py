@@ -139,12 +139,8 @@ def get_max_text_bytes(part: CorpusPart) -> int | None:
 
 def _build_range_unit(group: Sequence[SplitPart]) -> WorkUnit:
     parts = tuple(split_part.part for split_part in group)
-    return WorkUnit(
-        parts=parts,
-        location=parts[0].item.name,
-        valid=group[0].valid,
-        size=sum(split_part.size for split_part in group),
-    )
+    size = sum(split_part.size for split_part in group)
+    return WorkUnit(parts=parts, location=parts[0].item.name, valid=group[0].valid, size=size)
 
 
 def _split_long_documents(documents: Iterator[Document]) -> Iterator[Document]:

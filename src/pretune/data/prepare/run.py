@@ -168,15 +168,7 @@ def _write_data(
     stages: Sequence[StageReader], folder: Path, recipe: Recipe, tokenizer: Tokenizer, *, remove: bool
 ) -> None:
     """Write splits, index and card into `folder`; with `remove`, delete the files of the stages."""
-    result = write_splits(
-        stages,
-        folder,
-        recipe,
-        dtype=choose_token_dtype(tokenizer.vocab),
-        vocab=tokenizer.vocab,
-        unknown=tokenizer.special.get("unk"),
-        remove=remove,
-    )
+    result = write_splits(stages, folder, recipe, tokenizer, remove=remove)
     write_index(folder, _build_index(recipe, tokenizer, result.splits))
     write_card(folder, stages, result, recipe, tokenizer)
 

@@ -278,7 +278,8 @@ def decode(
     `skip` is the length of the byte order mark, `offset` the file position of the first chunk. `lone_carriage` replaces
     a carriage return without a line feed.
     """
-    decoder, pending, carriage = _DECODERS[encoding], b"", False
+    decoder, pending = _DECODERS[encoding], b""
+    newlines = io.IncrementalNewlineDecoder(None, translate=False)  # keeps "\r\n" together
     for chunk in itertools.chain(data, [None]):
         final = chunk is None
         block = pending + chunk if chunk else pending
@@ -297,11 +298,7 @@ def decode(
                 )
         pending = block[consumed_bytes:]
         offset += consumed_bytes
-        if carriage:
-            text = "\r" + text
-        carriage = text.endswith("\r") and not final
-        if carriage:
-            text = text[:-1]
+        text = newlines.decode(text, final)
         if "\r" in text:
             text = text.replace("\r\n", "\n").replace("\r", lone_carriage)
         if text:

@@ -120,8 +120,7 @@ class OpenTokenizer(Tokenizer):
         return replace(encoding, ids=ids)
 
     def _encode_text(self, text: str, literal: bool) -> list[int]:
-        ids: list[int] = self.encode_batch([text], literal=literal).ids.tolist()
-        return ids
+        return [*self.encode_batch([text], literal=literal).ids.tolist()]
 
     def _open_ids(self, raw: Raw, text: str, encoding: Encoding) -> list[int]:
         """Return the ids of a text, of unknown words those of their spellings."""

@@ -319,8 +319,7 @@ class Tokenizer:
         `literal` is that of `encode_batch`.
         """
         if add_special_tokens:
-            ids: list[int] = self._apply_template(text, pair, literal=literal).ids.tolist()
-            return ids
+            return [*self._apply_template(text, pair, literal=literal).ids.tolist()]
         return [*self._encode_text(text, literal), *([] if pair is None else self._encode_text(pair, literal))]
 
     def _encode_text(self, text: str, literal: bool) -> list[int]:

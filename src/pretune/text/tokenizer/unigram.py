@@ -280,14 +280,8 @@ def train_unigram(
             break
         long_pieces = np.flatnonzero(alive & (sizes > 1))
         cost = np.full(len(pieces), -np.inf)
-        cost[long_pieces] = _compute_costs(
-            lattice,
-            lattice.build_sublattice(example[long_pieces], sizes[long_pieces]),
-            long_pieces,
-            score,
-            counts,
-            sizes,
-        )
+        sublattice = lattice.build_sublattice(example[long_pieces], sizes[long_pieces])
+        cost[long_pieces] = _compute_costs(lattice, sublattice, long_pieces, score, counts, sizes)
         cost[: len(letters)] = np.inf
         alive[np.argsort(-cost, kind="stable")[max(goal, int(remaining * KEEP_SHARE)) :]] = False
         lattice = lattice.keep(alive)
