@@ -109,7 +109,7 @@ def generate(options: GenerateOptions, output: OutputFormat) -> None:
     if options.stream and output.as_json:
         raise UsageError("--stream and --json exclude each other; choose one")
     texts = read_prompts(options.prompts or [], options.source, "prompt")
-    from pretune.inference.generate import TextCallbacks, choose_max_new_tokens, generate_texts
+    from pretune.inference.generate import choose_max_new_tokens, generate_texts
     from pretune.inference.generation_config import GenerationOptions, build_generation_config
 
     model = load_model(
@@ -138,9 +138,8 @@ def generate(options: GenerateOptions, output: OutputFormat) -> None:
             prefix=options.prefix,
             batch=options.batch,
             torch_compile=options.compile_step,
-            callbacks=TextCallbacks(on_text=_print_piece)
-            if report is None
-            else TextCallbacks(on_progress=_report_share(report, len(texts) * options.num)),
+            on_text=_print_piece if report is None else None,
+            on_progress=None if report is None else _report_share(report, len(texts) * options.num),
         )
     _print(texts, answers, as_json=output.as_json, is_streamed=streams)
     _hint_next(options, answers, silent=output.as_json or options.source == "-")

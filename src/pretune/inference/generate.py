@@ -138,13 +138,6 @@ class GeneratedText(NamedTuple):
     score: float | None = None
 
 
-class TextCallbacks(NamedTuple):
-    """Callbacks during generation: pieces of a single text as they come, or the completed fraction (0 to 1)."""
-
-    on_text: TextCallback | None = None
-    on_progress: Callable[[float], None] | None = None
-
-
 def generate(
     model: nn.Module | str | os.PathLike[str],
     prompts: Sequence[str],
@@ -184,7 +177,7 @@ def generate(
         prefix=prefix,
         batch=batch,
         torch_compile=torch_compile,
-        callbacks=TextCallbacks(on_text=stream),
+        on_text=stream,
     )
     return [text.text for texts in generated_texts for text in texts]
 
@@ -206,9 +199,13 @@ def generate_texts(
     prefix: bool = False,
     batch: int = BATCH_ROWS,
     torch_compile: bool = False,
-    callbacks: TextCallbacks = TextCallbacks(),  # noqa: B008 (a frozen value)
+    on_text: TextCallback | None = None,
+    on_progress: Callable[[float], None] | None = None,
 ) -> list[list[GeneratedText]]:
-    """Generate like `generate`; returns `GeneratedText`s by prompt."""
+    """Generate like `generate`; returns `GeneratedText`s by prompt.
+
+    `on_text` is called with pieces of a single text as they come, `on_progress` with the completed fraction (0 to 1).
+    """
     if batch < 1:
         raise UsageError(f"batch must be >= 1, got {batch}")
     language_model = get_predictive_model(model)
@@ -224,7 +221,7 @@ def generate_texts(
         count = format_count(truncated_tokens, "tokens")
         log.warn(f"prompts truncated by {count}: with {config.max_new_tokens} new tokens they do not fit the model")
     continuations = [Continuation(tokenizer, ids if is_decoder else ()) for ids in prompt_ids]
-    streamer = _build_stream(callbacks.on_text, stops, config, len(prompts))
+    streamer = _build_stream(on_text, stops, config, len(prompts))
     if streamer is not None and is_decoder:
         streamer.on_text(prompts[0])
 
@@ -241,7 +238,7 @@ def generate_texts(
         config,
         generation_tokens=generation_tokens,
         callbacks=DecodingCallbacks(
-            on_tokens if is_observed else None, callbacks.on_progress, interval=None if streamer is None else 1
+            on_tokens if is_observed else None, on_progress, interval=None if streamer is None else 1
         ),
         batch=batch,
         torch_compile=torch_compile,

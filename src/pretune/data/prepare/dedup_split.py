@@ -95,15 +95,12 @@ def write_splits(
             writer = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=bool(columns["sides"][selection].any()))
             writers[name] = stack.enter_context(writer)
         _write_documents(stages, writers, fate, columns, word_counts, tokenizer.special.get("unk"), remove)
-    splits = {
-        name: ShardSplit(shards=tuple(writers[name].shards), bytes=int(columns["sizes"][selection].sum()))
-        for name, selection in selections.items()
-    }
-    facts = {
-        name: _compute_facts(splits[name], word_counts[name], selection, columns, len(recipe.names))
-        for name, selection in selections.items()
-    }
-    return SplitResult(splits, facts, drop_counts)
+    result = SplitResult({}, {}, drop_counts)
+    for name, selection in selections.items():
+        split = ShardSplit(shards=tuple(writers[name].shards), bytes=int(columns["sizes"][selection].sum()))
+        result.splits[name] = split
+        result.facts[name] = _compute_facts(split, word_counts[name], selection, columns, len(recipe.names))
+    return result
 
 
 def assign_splits(

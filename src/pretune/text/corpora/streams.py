@@ -31,7 +31,12 @@ CHUNK_BYTES = 2**20
 _MAX_XZ_MEMORY = 2**28  # `xz -9` needs 65 MiB
 _MAX_ZSTD_WINDOW = 2**27  # the limit of `zstd` without `--long`
 _ZSTD_INPUT_BYTES = 2048  # 3 bytes of zstd can expand to 128 KiB: small inputs bound the output
-_BZIP2_SIGNATURE = re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)")
+_COMPRESSION_SIGNATURES = {
+    "gzip": re.compile(rb"\x1f\x8b\x08"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+    "bzip2": re.compile(rb"BZh[1-9](?:\x31\x41\x59\x26\x53\x59|\x17\x72\x45\x38\x50\x90)"),
+}
 
 
 class _DamagedStreamError(Exception):
@@ -48,13 +53,7 @@ def detect_compression(head: bytes) -> str:
     >>> detect_compression(gzip.compress(b"text")), detect_compression(b"BZh9 is how bzip2 begins")
     ('gzip', '')
     """
-    if head.startswith(b"\x1f\x8b\x08"):
-        return "gzip"
-    if head.startswith(b"\xfd7zXZ\x00"):
-        return "xz"
-    if head.startswith(b"\x28\xb5\x2f\xfd") or re.match(rb"[\x50-\x5f]\x2a\x4d\x18", head):
-        return "zstd"
-    return "bzip2" if _BZIP2_SIGNATURE.match(head) else ""
+    return next((name for name, signature in _COMPRESSION_SIGNATURES.items() if signature.match(head)), "")
 
 
 def read_chunks(path: str, name: str, compression: str, start: int = 0, stop: int | None = None) -> Iterator[bytes]:
