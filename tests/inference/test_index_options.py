@@ -33,6 +33,8 @@ def test_an_addition_keeps_the_options(change: dict[str, Any], tmp_path: Path, m
         patch.setattr("pretune.inference.index.build_embedder", lambda *_, **__: pytest.fail("work was done"))
         with pytest.raises(UsageError, match=f"{next(iter(change))} is"):
             build(model, DOCUMENTS[2:], out=tmp_path / "i", add=True, **change)
+        with pytest.raises(TypeError, match="'poolin'"):
+            build(model, DOCUMENTS[2:], out=tmp_path / "i", add=True, poolin="cls")  # type: ignore[call-arg]
     grown = build(model, DOCUMENTS[2:4], out=tmp_path / "i", add=True, **OPTIONS, batch_tokens=50)
     grown = build(model, DOCUMENTS[4:], out=tmp_path / "i", add=True, pooling=("cls", "mean"), length=None)
     full = build(model, DOCUMENTS, out=tmp_path / "full", **OPTIONS)

@@ -331,10 +331,11 @@ def check_unique_ids(ids: Sequence[str]) -> None:
 def _check_same_options(index: Index, options: EmbeddingOptions, query_prompt: str | None) -> None:
     """Raise a UsageError for an option that differs from that of an index; one that is None is the same."""
     stored_query_prompt = index.metadata.get("query_prompt", index.embedding_config.prompt)
-    new_options = {**options, "query_prompt": query_prompt}
-    for name, stored_value in {**index.options, "query_prompt": stored_query_prompt}.items():
-        value = new_options.get(name)
+    stored_options = {**index.options, "query_prompt": stored_query_prompt}
+    for name, value in {**options, "query_prompt": query_prompt}.items():
+        if name not in stored_options:
+            raise TypeError(f"build() got an unexpected keyword argument '{name}'")
         if isinstance(value, tuple | list):
             value = "+".join(value)
-        if value not in (None, stored_value):
-            raise UsageError(f"{index.path}: {name} is {stored_value!r}; cannot add to it with {value!r}")
+        if value not in (None, stored_options[name]):
+            raise UsageError(f"{index.path}: {name} is {stored_options[name]!r}; cannot add to it with {value!r}")
