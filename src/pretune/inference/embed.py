@@ -26,7 +26,7 @@ from pretune.core.log import format_count
 from pretune.core.types import Batch
 from pretune.data.layout import pack_batches
 from pretune.data.sequences import Ints, Sequences, spread
-from pretune.inference.pooling import EmbeddingOptions, TextEncoder
+from pretune.inference.pooling import TextEncoder, TextEncoderOptions
 from pretune.inference.sentence_modules import build_encoder, read_prompts
 from pretune.inference.text_model import (
     CPU_BATCH_TOKENS,
@@ -202,7 +202,7 @@ class Embedder:
 class WordEmbedder(Embedder):
     """Embedder by static word vectors: the vector of a text is the mean of its known words."""
 
-    def __init__(self, vectors: WordVectors, **options: Unpack[EmbeddingOptions]) -> None:
+    def __init__(self, vectors: WordVectors, **options: Unpack[TextEncoderOptions]) -> None:
         self.vectors, self.normalise = vectors, bool(options.pop("normalise", False))
         for name, value in options.items():
             if value is not None and (name, value) != ("pooling", "static"):
@@ -273,7 +273,7 @@ def build_embedder(
     *,
     device: str | None = None,
     batch_tokens: int | None = None,
-    **options: Unpack[EmbeddingOptions],
+    **options: Unpack[TextEncoderOptions],
 ) -> Embedder:
     """Build an embedder of a model or its directory; the default device is a GPU if available."""
     if isinstance(model, TextEncoder):

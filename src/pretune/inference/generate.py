@@ -202,10 +202,7 @@ def generate_texts(
     on_text: TextCallback | None = None,
     on_progress: Callable[[float], None] | None = None,
 ) -> list[list[GeneratedText]]:
-    """Generate like `generate`; returns `GeneratedText`s by prompt.
-
-    `on_text` is called with pieces of a single text as they come, `on_progress` with the completed fraction (0 to 1).
-    """
+    """Return the texts of `generate` by prompt; `on_text` is its `stream`, `on_progress` gets the share completed."""
     if batch < 1:
         raise UsageError(f"batch must be >= 1, got {batch}")
     language_model = get_predictive_model(model)
@@ -231,15 +228,13 @@ def generate_texts(
             streamer.update(text)
         return stops.truncate(text)[1]
 
-    is_observed = streamer is not None or stops.texts
+    token_callback = None if streamer is None and not stops.texts else on_tokens
     results = generate_tokens(
         language_model,
         prompt_ids,
         config,
         generation_tokens=generation_tokens,
-        callbacks=DecodingCallbacks(
-            on_tokens if is_observed else None, on_progress, interval=None if streamer is None else 1
-        ),
+        callbacks=DecodingCallbacks(token_callback, on_progress, interval=None if streamer is None else 1),
         batch=batch,
         torch_compile=torch_compile,
         prefix=prefix,

@@ -38,7 +38,7 @@ from pretune.inference.index_files import (
     open_generation,
     publish,
 )
-from pretune.inference.pooling import Embedding, EmbeddingOptions
+from pretune.inference.pooling import Embedding, TextEncoderOptions
 from pretune.inference.search_methods import BM25, FAISS_METHODS, SearchResult, extend_faiss, search_exact, search_faiss
 
 METHODS = ("exact", *FAISS_METHODS)
@@ -79,7 +79,7 @@ class Index:
         return config.from_dict(Embedding, self.metadata["embedding"], location=str(self.generation.metadata_file))
 
     @property
-    def options(self) -> EmbeddingOptions:
+    def options(self) -> TextEncoderOptions:
         """Settings of the embedder, as options of `embed`."""
         embedding = self.embedding_config
         return {
@@ -195,7 +195,7 @@ def build(
     device: str | None = None,
     batch_tokens: int | None = None,
     query_prompt: str | None = None,
-    **options: Unpack[EmbeddingOptions],
+    **options: Unpack[TextEncoderOptions],
 ) -> Index:
     """Embed texts and write an index of them, or `add` them to one; `options` as for `embed`, cosine by default.
 
@@ -218,18 +218,8 @@ def build(
         if options.get("prompt") is None:
             embedder, query_prompt = _take_prompts(embedder, query_prompt)
         result = embedder(list(texts), on_progress)
-        metadata = {
-            "form": FORMAT_VERSION,
-            "model": "(in memory)" if isinstance(model, nn.Module) else str(resolve_path(model).resolve()),
-            **({} if query_prompt is None else {"query_prompt": query_prompt}),
-            "fingerprint": compute_fingerprint(embedder),
-            "embedding": config.to_dict(embedder.encoder.config),
-            "width": embedder.width,
-            "method": method,
-            "parts": [],
-            "cut": 0,
-        }
-        _publish_part(directory, cast(IndexMetadata, metadata), result, row_ids, texts)
+        source = "(in memory)" if isinstance(model, nn.Module) else str(resolve_path(model).resolve())
+        _publish_part(directory, _describe(embedder, source, method, query_prompt), result, row_ids, texts)
         return Index.open(directory)
     index = Index.open(directory)
     if method not in (METHODS[0], index.metadata["method"]):
@@ -244,6 +234,22 @@ def build(
         row_ids = _list_new_ids(index, ids, len(texts))
         _publish_part(directory, index.metadata, result, row_ids, texts, index)
     return Index.open(directory)
+
+
+def _describe(embedder: Embedder, source: str, method: str, query_prompt: str | None) -> IndexMetadata:
+    """Return the metadata of an index without texts."""
+    metadata = {
+        "form": FORMAT_VERSION,
+        "model": source,
+        **({} if query_prompt is None else {"query_prompt": query_prompt}),
+        "fingerprint": compute_fingerprint(embedder),
+        "embedding": config.to_dict(embedder.encoder.config),
+        "width": embedder.width,
+        "method": method,
+        "parts": [],
+        "cut": 0,
+    }
+    return cast(IndexMetadata, metadata)
 
 
 def _take_prompts(embedder: Embedder, query_prompt: str | None) -> tuple[Embedder, str | None]:
@@ -328,7 +334,7 @@ def check_unique_ids(ids: Sequence[str]) -> None:
         raise DataError(f"duplicate id '{duplicate[:60]}'; ids must be unique")
 
 
-def _check_same_options(index: Index, options: EmbeddingOptions, query_prompt: str | None) -> None:
+def _check_same_options(index: Index, options: TextEncoderOptions, query_prompt: str | None) -> None:
     """Raise a UsageError for an option that differs from that of an index; one that is None is the same."""
     stored_query_prompt = index.metadata.get("query_prompt", index.embedding_config.prompt)
     stored_options = {**index.options, "query_prompt": stored_query_prompt}

@@ -37,7 +37,7 @@ class Embedding:
             raise UsageError("the pooling 'static' stands alone and without a layer")
 
 
-class EmbeddingOptions(TypedDict, total=False):
+class TextEncoderOptions(TypedDict, total=False):
     """Options of text embeddings, documented in `Embedding`; one that is None follows the model's directory."""
 
     pooling: str | tuple[str, ...] | None  # several are joined by "+"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from pretune.core import config, io
 from pretune.core.errors import CheckpointError
-from pretune.inference.pooling import Embedding, EmbeddingOptions, Pooling, TextEncoder
+from pretune.inference.pooling import Embedding, Pooling, TextEncoder, TextEncoderOptions
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.model import LanguageModel
 from pretune.models.tensor_files import LENGTH_FILE_PATTERN, MODULES_FILE, PROMPTS_FILE
@@ -88,7 +88,7 @@ class _PromptsFile(TypedDict, total=False):
     default_prompt_name: Any
 
 
-def build_encoder(model: LanguageModel, **options: Unpack[EmbeddingOptions]) -> TextEncoder:
+def build_encoder(model: LanguageModel, **options: Unpack[TextEncoderOptions]) -> TextEncoder:
     """Build the encoder defined by the model's directory, or mean pooling, with the options that are not None.
 
     With another pooling or layer than the directory's, its dense layers are dropped: they were not trained on it.
