@@ -15,6 +15,7 @@ from pretune.core.errors import StoppedError, UserInterruptError
 from pretune.training.loop import GracefulShutdown
 from tests.conftest import ROOT, run_process
 from tests.data.texts import MANY, blocks, byte_tokenizer
+from tests.selection import keep_quick
 
 IMPORT = """
 import os, signal, sys
@@ -67,9 +68,10 @@ def arguments(tmp_path: Path) -> list[str]:
     return ["prepare", given, "--tokenizer", str(tokenizer), "--out", str(tmp_path / "place" / "data")]
 
 
-@pytest.mark.parametrize(
-    "module", ["pretune.cli.app", "typer", "pretune.cli.prepare", "pretune.data.prepare.run", "numpy", "tokenizers"]
-)
+MODULES = ["pretune.cli.app", "typer", "pretune.cli.prepare", "pretune.data.prepare.run", "numpy", "tokenizers"]
+
+
+@pytest.mark.parametrize("module", keep_quick(MODULES, "pretune.cli.app", "typer", "numpy"))
 def test_while_modules_are_imported(arguments: list[str], module: str) -> None:
     done = interrupted(IMPORT.format(module=module), arguments)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "pretune: interrupted\n")
