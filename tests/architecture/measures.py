@@ -5,10 +5,8 @@ interface or closes a circle of imports without anybody noticing.
 """
 
 import ast
-import io
 import re
-import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 
 from tests.architecture import source
@@ -35,25 +33,30 @@ CEILINGS = {
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")
 """The class, and the three parts that a type composes (three of the fields)."""
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
-LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}
+QUOTES = re.compile("\"{3}|'{3}")
 
 
-def count_code_lines(text: str) -> int:
-    """Count the lines that bear code: without docstrings, comments and blank lines."""
-    lines: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in LAYOUT and token.type != tokenize.ENDMARKER:
-            lines.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
+def count_code_lines(text: str, nodes: Iterable[ast.AST] | None = None) -> int:
+    """Count the lines that bear code, without docstrings, comments and blank lines; `nodes` are those of the text."""
+    texts = [line.strip() for line in text.splitlines()]
+    lines = {number for number, line in enumerate(texts, 1) if line and not line.startswith("#")}
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(text)) if nodes is None else nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            lines.difference_update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
-    return len(lines)
+            docstrings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        elif (
+            isinstance(node, ast.Constant | ast.JoinedStr)
+            and (end := node.end_lineno or 0) > node.lineno
+            and QUOTES.search("\n".join(texts[node.lineno - 1 : end]))
+        ):
+            lines.update(range(node.lineno, end + 1))  # blank lines are a part of the text
+    return len(lines - docstrings)
 
 
 def find_functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
     """Yield each function and method of the package with its file."""
     for file in source.files():
-        for node in ast.walk(source.parse(file.read_text())):
+        for node in source.walk(source.parse(file.read_text())):
             if isinstance(node, FUNCTION):
                 yield source.name_of(file), node
 
@@ -113,7 +116,7 @@ def count_pattern(pattern: str, folder: str = "") -> int:
 
 def find_class(path: str, name: str) -> ast.ClassDef:
     tree = source.parse((source.PACKAGE / path).read_text())
-    return next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(node for node in source.walk(tree) if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 def count_fields(path: str, name: str) -> int:
@@ -128,9 +131,10 @@ def count_methods(path: str, name: str) -> int:
 
 def measure() -> dict[str, int]:
     """Measure the package, and the code lines of its tests."""
+    texts = [file.read_text() for file in source.files()]
     tests = sorted((source.SRC.parent / "tests").rglob("*.py"))
     return {
-        "code lines": sum(count_code_lines(file.read_text()) for file in source.files()),
+        "code lines": sum(count_code_lines(text, source.walk(source.parse(text))) for text in texts),
         "files": len(source.files()),
         "import circles": len(list_circles()),
         "functions of 60 and more lines": len(list_long_functions()),
@@ -139,8 +143,8 @@ def measure() -> dict[str, int]:
         "# fmt: skip": count_pattern(r"# fmt: skip"),
         "**x: Any": count_pattern(r"\*\*\w+: Any"),
         "**x: Any in runs": count_pattern(r"\*\*\w+: Any", "runs"),
-        "files to the first step of pretrain": len(list_files("pretrain")),
-        "files to the first step of finetune": len(list_files("finetune")),
+        "files to the first step of pretrain": len(list_files()["pretrain"]),
+        "files to the first step of finetune": len(list_files()["finetune"]),
         "fields of Trainer": count_fields("training/trainer.py", "Trainer"),
         "methods of TaskType": sum(count_methods("tasks/types/base.py", name) for name in TASK_TYPE_PARTS),
         "fields of TaskType": sum(count_fields("tasks/types/base.py", name) for name in TASK_TYPE_PARTS),

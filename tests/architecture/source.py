@@ -22,6 +22,12 @@ def parse(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@functools.cache
+def walk(tree: ast.AST) -> tuple[ast.AST, ...]:
+    """All nodes of a syntax tree, listed once."""
+    return tuple(ast.walk(tree))
+
+
 def name_of(file: Path) -> str:
     """A file's path below src/, for messages and test ids."""
     return str(file.relative_to(SRC))
@@ -40,7 +46,7 @@ def folder_of(file: Path) -> str:
 
 def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Every imported name with its line, wherever the import stands: `from a import b` gives 'a.b'."""
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -52,6 +58,6 @@ def docstrings(tree: ast.AST) -> set[int]:
     """The ids of the string nodes that stand alone: docstrings of modules, classes, functions and values."""
     return {
         id(node.value)
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
     }

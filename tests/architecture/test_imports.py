@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from pretune.cli import VERBS
-from tests.architecture.source import PACKAGE, SRC, files, imports, name_of, parse, violations_of
+from tests.architecture.source import PACKAGE, SRC, files, imports, name_of, parse, violations_of, walk
 from tests.selection import keep_quick
 
 HEAVY = [
@@ -95,7 +95,7 @@ def faults(source: str) -> list[str]:
         for line, name in imports(tree)
         if name.partition(".")[0] in PEERS | UNSAFE_MODULES or name in UNSAFE_CALLS
     ]
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if not isinstance(node, ast.Call):
             continue
         if ast.unparse(node.func) in UNSAFE_CALLS:
@@ -141,7 +141,7 @@ def test_results_and_messages_have_one_printer() -> None:
         f"{name_of(file)}:{node.lineno}"
         for file in files()
         if file.relative_to(PACKAGE).as_posix() not in own
-        for node in ast.walk(parse(file.read_text()))
+        for node in walk(parse(file.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "typer.echo", "sys.stdout.write")
         if "one_line" not in ast.unparse(node) and "text.getvalue()" not in ast.unparse(node)
     ]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.architecture.source import PACKAGE, files, folder_of, imports, parse, violations_of
+from tests.architecture.source import PACKAGE, files, folder_of, imports, parse, violations_of, walk
 
 LAYERS: list[set[str]] = [
     {"core"},
@@ -36,7 +36,7 @@ def violations(folder: str, source: str) -> list[str]:
     wanted = list(imports(tree))
     wanted += [  # a table `name -> "module:attribute"` is an import put off
         (node.lineno, found[1])
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (found := TARGET.fullmatch(node.value))
     ]
     bad: list[str] = []

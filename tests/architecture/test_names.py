@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.architecture.source import files, name_of, parse, violations_of
+from tests.architecture.source import files, name_of, parse, violations_of, walk
 
 FORBIDDEN = frozenset(
     """
@@ -38,12 +38,12 @@ def bindings(tree: ast.AST) -> Iterator[tuple[int, str, bool]]:
     """Every name that is bound, with its line and whether it is a field of a class or a boolean argument."""
     fields = {
         id(part.target)
-        for node in ast.walk(tree)
+        for node in walk(tree)
         if isinstance(node, ast.ClassDef)
         for part in node.body
         if isinstance(part, ast.AnnAssign)
     }
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.lineno, node.name, False
         elif isinstance(node, ast.arg):
@@ -78,7 +78,7 @@ def questions(file: Path) -> list[str]:
     tree = parse(file.read_text(encoding="utf-8"))
     return [
         f"line {part.lineno}: {part.value.value.strip()[:40]!r}"
-        for node in ast.walk(tree)
+        for node in walk(tree)
         for part in (getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else None) or []
         if isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant) and isinstance(part.value.value, str)
         if QUESTIONS.match(part.value.value.strip())
@@ -96,7 +96,7 @@ def test_no_docstring_opens_with_a_question_word() -> None:
 def test_no_two_classes_have_one_name() -> None:
     places = defaultdict(list)
     for file in files():
-        for node in ast.walk(parse(file.read_text(encoding="utf-8"))):
+        for node in walk(parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 places[node.name].append(name_of(file))
     assert {name: where for name, where in places.items() if len(where) > 1} == {}

@@ -7,7 +7,7 @@ import ast
 from collections import Counter
 from pathlib import Path
 
-from tests.architecture.source import files, name_of, parse
+from tests.architecture.source import files, name_of, parse, walk
 
 METHODS = {"unlink", "rmdir", "rename", "removedirs", "renames", "rmtree", "move"}
 FUNCTIONS = {"os.remove", "os.replace", "os.truncate", "io.remove", "remove_file", "shutil.copytree"}
@@ -32,7 +32,7 @@ ALLOWED = {
 def list_removals(file: Path) -> Counter[str]:
     """Count the calls in a file that remove or rename something."""
     calls: Counter[str] = Counter()
-    for node in ast.walk(parse(file.read_text())):
+    for node in walk(parse(file.read_text())):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
             method = name.rpartition(".")[2]
@@ -50,7 +50,7 @@ def test_every_removal_is_listed() -> None:
 def test_patterns_are_written_in_the_code() -> None:
     """The pattern of a removal holds no value of a file: a literal, or a constant or attribute of the code."""
     for file in files():
-        for node in ast.walk(parse(file.read_text())):
+        for node in walk(parse(file.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in ("io.remove", "remove_file", "remove"):
                 names = {name.id for arg in node.args[2:3] for name in ast.walk(arg) if isinstance(name, ast.Name)}
                 assert all(name.isupper() or name in ("self", "re", "folder") for name in names), name_of(file)

@@ -12,7 +12,7 @@ import pytest
 from pretune.adaptation import METHOD_PRESETS
 from pretune.core.registry import Registry
 from pretune.tasks.types import TASK_TYPES
-from tests.architecture.source import PACKAGE, SRC, docstrings, files, folder_of, name_of, parse, violations_of
+from tests.architecture.source import PACKAGE, SRC, docstrings, files, folder_of, name_of, parse, violations_of, walk
 
 LONGEST = 450
 SHAPELESS = {"utils", "util", "helpers", "helper", "common", "misc", "tools"}
@@ -43,7 +43,7 @@ def test_public_names_are_documented() -> None:
 
 def loose_json(source: str) -> list[int]:
     """The lines of calls that would write NaN, which no strict reader takes."""
-    calls = (node for node in ast.walk(parse(source)) if isinstance(node, ast.Call))
+    calls = (node for node in walk(parse(source)) if isinstance(node, ast.Call))
     writers = [call for call in calls if ast.unparse(call.func) in ("json.dumps", "json.dump")]
     return [call.lineno for call in writers if "allow_nan=False" not in map(ast.unparse, call.keywords)]
 
@@ -64,7 +64,7 @@ def uses(source: str, names: Iterable[str]) -> list[str]:
     tree = parse(source)
     silent = docstrings(tree)
     found: list[str] = []
-    for node in ast.walk(tree):
+    for node in walk(tree):
         texts: list[str] = []
         match node:
             case ast.Constant(value=str(text)) if id(node) not in silent:
@@ -168,7 +168,7 @@ def test_families_share_only_specs_and_neutral_parts() -> None:
     violations = [
         f"{file.name}: {name.name} of {node.module}"
         for file in FAMILIES.glob("*.py")
-        for node in ast.walk(parse(file.read_text()))
+        for node in walk(parse(file.read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pretune.models.families")
         if not (node.module or "").startswith("pretune.models.families.shared")
         for name in node.names
@@ -187,7 +187,7 @@ def test_every_verb_file_is_listed() -> None:
 def kind_comparisons(source: str) -> list[str]:
     """Comparisons of a task's kind or metric with names: such behaviour belongs to its type, or to the metric."""
     found = []
-    for node in ast.walk(parse(source)):
+    for node in walk(parse(source)):
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             has_kind = any(isinstance(side, ast.Attribute) and side.attr in ("kind", "task_kind") for side in sides)
