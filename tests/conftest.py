@@ -22,6 +22,8 @@ gc.disable()  # until all tests are collected: modules and tests are not garbage
 # Set before torch or transformers are imported by any test.
 os.environ.update(HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", TRANSFORMERS_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A flush takes milliseconds and matters after a power failure only; processes that tests start do flush.
+os.fsync = os.fstat  # type: ignore[assignment]
 
 # Machines differ in speed and a test must not: no deadlines, and the same examples in every run.
 if settings is not None:
