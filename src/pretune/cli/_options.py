@@ -55,6 +55,21 @@ class TableFormat(OutputFormat):
         return not self.as_json and not self.as_csv
 
 
+# Options that are set.
+
+
+def list_flags(options: Options, *names: str) -> list[str]:
+    """Return the names of those options that differ from their defaults, as messages print them."""
+    changes, entries = options.list_changes(), options.describe()
+    return [entries[name].flag for name in names if name in changes]
+
+
+def list_words(options: Options, *names: str) -> list[object]:
+    """Return those options that differ from their defaults, as they are typed."""
+    changes, entries = options.list_changes(), options.describe()
+    return [word for name in names if name in changes for word in (entries[name].flag, changes[name])]
+
+
 # From options to typer's parameters.
 
 

@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pretune.cli._options import TableFormat
+from pretune.cli._options import OutputFormat, TableFormat
 from pretune.core import log
 from pretune.core.errors import UsageError, refuse_broken_link
-from pretune.core.log import Section, align_columns
+from pretune.core.log import Section, align_columns, format_dollars, format_duration, format_energy, format_kilograms
 
 WIDTH = 80
 """Width at which titles and notes of a page are wrapped; tables are narrower."""
@@ -76,6 +76,14 @@ def print_csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     sys.stdout.write(text.getvalue())
 
 
+def print_facts(output: OutputFormat, facts: object, text: str) -> None:
+    """Print facts as JSON or, where the output is for people, a text."""
+    if output.is_text:
+        log.print_result(text)
+    else:
+        log.print_json(facts)
+
+
 def print_data(output: TableFormat, facts: Any, header: Sequence[str], rows: Iterable[Sequence[object]]) -> bool:
     """Print facts as JSON or records as CSV, as the options ask; return False where the output is for people."""
     if output.as_json:
@@ -85,18 +93,21 @@ def print_data(output: TableFormat, facts: Any, header: Sequence[str], rows: Ite
     return not output.is_text
 
 
-def print_settings(tree: Mapping[str, Any], comments: Iterable[str]) -> None:
-    """Print settings in the format of `--config`, below comments."""
+def print_plan(
+    output: OutputFormat, settings: Mapping[str, object], forecast: Mapping[str, object], lines: Iterable[str]
+) -> None:
+    """Print settings in the format of `--config`, below the lines of a forecast; JSON has the forecast's facts."""
+    if not output.is_text:
+        log.print_json({**settings, **forecast})
+        return
     import yaml
 
-    text = yaml.safe_dump(tree, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
-    log.print_result("\n".join([*(f"# {line}".rstrip() for line in comments), "", text]), end="")
+    text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    log.print_result("\n".join([*(f"# {line}".rstrip() for line in lines), "", text]), end="")
 
 
 def format_costs(devices: Mapping[str, Mapping[str, Any]], name: str, amount: Callable[[Any], str]) -> list[str]:
     """Return a table of estimates by device; `amount` formats its first column, called `name`."""
-    from pretune.core.log import format_dollars, format_energy, format_kilograms
-
     header = ("device", name, "energy", "CO2e", "price")
     formats = (format_energy, "kwh"), (format_kilograms, "co2e_kg"), (format_dollars, "dollars")
     rows = [
@@ -173,16 +184,10 @@ def _build_line_reporter(title: str) -> ProgressReporter:
         if timestamp - last < _SECONDS_BETWEEN_LINES:
             return
         last = timestamp
-        remaining = f", {_format_clock((timestamp - start) * (1 - share) / share)} left" if 0 < share <= 1 else ""
+        remaining = f", {format_duration((timestamp - start) * (1 - share) / share)} left" if 0 < share <= 1 else ""
         log.info(f"{title}: {share:.0%}, {words}{remaining}")
 
     return report
-
-
-def _format_clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
 # Pages of small tables, by rich where stdout is a terminal, as aligned plain text otherwise.

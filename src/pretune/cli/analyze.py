@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pretune.cli._inputs import check_model, load_model, read_texts
-from pretune.cli._options import EMBEDDING_MODEL, LAYER, POOLINGS, OutputFormat
+from pretune.cli._options import EMBEDDING_MODEL, LAYER, POOLINGS, OutputFormat, list_flags, list_words
 from pretune.cli._output import check_new_file, check_new_folder, find_free_path, hint, print_page, show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
@@ -146,14 +146,12 @@ class AttentionOptions(Options):
     device: str | None = DEVICE.field()
 
     def __post_init__(self) -> None:
-        changes = self.list_changes()
-        flags = {name: entry.flag for name, entry in self.describe().items() if name in changes}
-        view_only = [flags[name] for name in ("part", "layer", "head", "mean") if name in flags]
-        if self.text is None and view_only:
-            raise UsageError(f"{view_only[0]} needs a text; add --text TEXT, or remove it")
-        class_only = [flags[name] for name in ("source", "texts", "length", "threshold") if name in flags]
-        if self.text is not None and class_only:
-            raise UsageError(f"--text and {class_only[0]} exclude each other")
+        if self.text is None:
+            for flag in list_flags(self, "part", "layer", "head", "mean"):
+                raise UsageError(f"{flag} needs a text; add --text TEXT, or remove it")
+        else:
+            for flag in list_flags(self, "source", "texts", "length", "threshold"):
+                raise UsageError(f"--text and {flag} exclude each other")
         if self.head is not None and self.mean:
             raise UsageError("--head and --mean exclude each other; choose one")
         if self.part not in (None, "encoder", "decoder", "cross"):
@@ -198,8 +196,7 @@ def attention(options: AttentionOptions, output: OutputFormat) -> None:
     result = replace(result, source=inputs.name if inputs is not None else held_out.source if held_out else "")
     if result.truncated_texts:
         log.info(f"{format_count(result.truncated_texts, 'texts')} truncated to {length} tokens")
-    command = ["attention", model, *(() if source is None else ("--input", source))]
-    finish(result, options.out, output.as_json, command, model)
+    finish(result, options.out, output.as_json, ["attention", model, *list_words(options, "source")], model)
 
 
 def _view_text(options: AttentionOptions, text: str, output: OutputFormat) -> None:
@@ -211,9 +208,7 @@ def _view_text(options: AttentionOptions, text: str, output: OutputFormat) -> No
     result = view_attention(
         load_model(model, base=options.base, device=options.device), text, part=part, layer=place, head=head
     )
-    choices = (("--part", part), ("--layer", layer), ("--head", head))
-    words = [word for name, value in choices if value is not None for word in (name, str(value))]
-    command = ["attention", model, "--text", text, *words]
+    command = ["attention", model, *list_words(options, "text", "part", "layer", "head")]
     if result.truncated:
         log.warn(f"the text is truncated to its first {len(result.tokens)} tokens")
     finish(result, options.out, output.as_json, command, model)
@@ -272,8 +267,8 @@ def layers(options: LayersOptions, output: OutputFormat) -> None:
             on_progress=report,
             texts=None if texts is None else texts.texts,
         )
-    command = ["layers", model, *(() if task is None else ("--task", task)), "--examples", options.examples]
-    command += [] if source is None else ["--input", source]
+    command = ["layers", model, *list_words(options, "task"), "--examples", options.examples]
+    command += list_words(options, "source")
     finish(result, options.out, output.as_json, command, model)
 
 
@@ -322,10 +317,7 @@ def embeddings(options: EmbeddingMapOptions, output: OutputFormat) -> None:
             seed=options.seed,
             on_progress=report_texts(report),
         )
-    command = ["embeddings", model, "--input", source]
-    command += [] if options.field == "text" else ["--field", options.field]
-    command += [] if options.label is None else ["--label", options.label]
-    command += ["--method", options.method]
+    command = ["embeddings", model, *list_words(options, "source", "field", "label"), "--method", options.method]
     note = f"{format_count(result.total_texts, 'texts')} of {inputs.name}, vectors of width {result.width}."
     finish(result, options.out, output.as_json, command, None if is_static else model, note)
 
@@ -348,14 +340,13 @@ def forgetting(options: ForgettingOptions, output: OutputFormat) -> None:
 
     Example: pretune analyze forgetting runs/sst2
     """
-    run, data = options.run, options.data
+    run = options.run
     check_out(options.out)
     check_model(run)
     from pretune.runs.finetune.forgetting import analyze_forgetting
 
-    result = analyze_forgetting(run, data=data, base=options.base, device=options.device)
-    command = ["forgetting", run, *(() if data is None else ("--data", data))]
-    finish(result, options.out, output.as_json, command, run)
+    result = analyze_forgetting(run, data=options.data, base=options.base, device=options.device)
+    finish(result, options.out, output.as_json, ["forgetting", run, *list_words(options, "data")], run)
 
 
 @option_set

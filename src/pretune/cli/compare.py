@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
-from pretune.cli._output import find_free_path, hint
+from pretune.cli._output import find_free_path, hint, print_facts
 from pretune.core import log
 from pretune.core.api import Option, require_out
 from pretune.studies.options import SCALES, CompareOptions
@@ -33,23 +33,20 @@ def compare(
     with reuse_tasks():
         plan = build_plan(options)
         if dry_run:
-            _show_plan(plan, output.as_json)
+            _show_plan(plan, output)
         else:
-            _run_plan(plan, options, output.as_json)
+            _run_plan(plan, options, output)
 
 
-def _show_plan(plan: "Plan", as_json: bool) -> None:
-    if as_json:
-        log.print_json(plan.to_dict())
-    else:
-        log.print_result("\n".join(format_plan(plan)))
+def _show_plan(plan: "Plan", output: OutputFormat) -> None:
+    print_facts(output, plan.to_dict(), "\n".join(format_plan(plan)))
     for problem in plan.missing:
         log.warn(f"missing {problem}")
     out = find_free_path(f"runs/{plan.study.name}")
-    hint("compare", plan.source, "--scale", plan.scale_name, "--out", out, silent=as_json)
+    hint("compare", plan.source, "--scale", plan.scale_name, "--out", out, silent=output.as_json)
 
 
-def _run_plan(plan: "Plan", options: CompareOptions, as_json: bool) -> None:
+def _run_plan(plan: "Plan", options: CompareOptions, output: OutputFormat) -> None:
     from pretune.studies.compare import run_plan
 
     if not plan.missing:
@@ -57,17 +54,12 @@ def _run_plan(plan: "Plan", options: CompareOptions, as_json: bool) -> None:
             log.info(line)
     with shut_down_cleanly():
         result = run_plan(plan, options)
-    if as_json:
-        log.print_json(result.results)
-    else:
-        log.print_result("\n".join(format_results(result.results)))
+    print_facts(output, result.results, "\n".join(format_results(result.results)))
     log.info(f"page: {result.page}")
     scales = {entry.name for entry in plan.study.scales}
     larger_scale = next((name for name in SCALES[SCALES.index(plan.scale_name) + 1 :] if name in scales), None)
-    if larger_scale is None:
-        hint("list", "studies", silent=as_json)
-    else:
-        hint("compare", options.study, "--scale", larger_scale, "--dry-run", silent=as_json)
+    larger = ("compare", options.study, "--scale", larger_scale, "--dry-run")
+    hint(*(("list", "studies") if larger_scale is None else larger), silent=output.as_json)
 
 
 def format_plan(plan: "Plan") -> "Iterator[str]":

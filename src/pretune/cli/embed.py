@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from pretune.cli._inputs import load_model, read_texts
-from pretune.cli._options import EMBEDDING_MODEL, LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat
-from pretune.cli._output import check_new_file, find_free_path, hint, show_progress
+from pretune.cli._options import EMBEDDING_MODEL, LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat, list_words
+from pretune.cli._output import check_new_file, find_free_path, hint, print_facts, show_progress
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
@@ -82,17 +82,14 @@ def embed(options: EmbedOptions, output: OutputFormat) -> None:
         "empty": embeddings.empty_texts,
     }
     warn_about_texts(facts, embedder.length)
-    if as_json:
-        log.print_json(facts)
-    else:
-        log.print_result(f"{out}: {format_count(len(texts.texts), 'vectors')} of width {embedder.width}")
+    print_facts(output, facts, f"{out}: {format_count(len(texts.texts), 'vectors')} of width {embedder.width}")
     if words:
         hint("evaluate", model, "--task", "stsb", silent=as_json)
     elif source == "-":
         hint("index", "--help", silent=as_json)
     else:
-        column = () if options.field == "text" else ("--field", options.field)
-        hint("index", model, "--input", source, *column, "--out", find_free_path("library"), silent=as_json)
+        inputs = ("--input", source, *list_words(options, "field"))
+        hint("index", model, *inputs, "--out", find_free_path("library"), silent=as_json)
 
 
 def report_texts(reporter: Callable[[float, str], None]) -> Callable[[int, int], None]:

@@ -1,12 +1,12 @@
 """`pretune evaluate`: score a model on texts and tasks."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pretune.cli import shut_down_cleanly
-from pretune.cli._options import TableFormat
+from pretune.cli._options import TableFormat, list_flags, list_words
 from pretune.cli._output import find_free_path, hint, print_data, show_progress
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
@@ -80,8 +80,8 @@ def evaluate(options: EvaluateOptions, tables: TableOptions, output: TableFormat
     elif user_task is not None and task_name == user_task.name:
         hint("finetune", models[0], *_format_table_options(tables), "--out", find_free_path("runs/tuned"))
     else:
-        source = () if options.data is None else ("--data", options.data)
-        hint("finetune", models[0], "--task", task_name, *source, "--out", find_free_path(f"runs/{task_name}"))
+        words = ("--task", task_name, *list_words(options, "data"))
+        hint("finetune", models[0], *words, "--out", find_free_path(f"runs/{task_name}"))
 
 
 PROMPT_OPTIONS = ("show", "prompt", "calibrate", "length", "text_to_text")
@@ -91,20 +91,18 @@ TASK_OPTIONS = ("shots", "split", "limit", "seed", "data", "order", "pooling", *
 def _refuse_unused(options: EvaluateOptions, tables: TableOptions, model: str) -> None:
     """Raise if an option is set that nothing would read."""
     if options.text and not options.task and tables.test is None:
-        _refuse_options(options, TASK_OPTIONS, "needs a task: add --task NAME or --test FILE")
+        _refuse_options(options, *TASK_OPTIONS, reason="needs a task: add --task NAME or --test FILE")
     if not options.text:
-        _refuse_options(options, ("window", "stride"), "needs a text: add --text FILE")
+        _refuse_options(options, "window", "stride", reason="needs a text: add --text FILE")
     if options.shots is None and RunDir(Path(model)).is_finetuned:
-        _refuse_options(options, PROMPT_OPTIONS, "needs a prompt, and a fine-tuned run reads none: add --shots 0")
+        reason = "needs a prompt, and a fine-tuned run reads none: add --shots 0"
+        _refuse_options(options, *PROMPT_OPTIONS, reason=reason)
 
 
-def _refuse_options(options: EvaluateOptions, names: Iterable[str], reason: str) -> None:
+def _refuse_options(options: EvaluateOptions, *names: str, reason: str) -> None:
     """Raise if one of the options is set."""
-    changes = options.list_changes()
-    for name in names:
-        if name in changes:
-            flag = options.describe()[name].flag
-            raise UsageError(f"{flag} {reason}, or remove {flag}")
+    for flag in list_flags(options, *names):
+        raise UsageError(f"{flag} {reason}, or remove {flag}")
 
 
 def _build_user_task(model: str | None, tables: TableOptions) -> "Task | None":

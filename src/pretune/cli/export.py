@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pretune.cli._options import DtypeName, OutputFormat
-from pretune.cli._output import find_free_path, hint, quote
+from pretune.cli._output import find_free_path, hint, print_facts, quote
 from pretune.core import log
 from pretune.core.api import Option
 from pretune.runs.options import BASE, MODEL
@@ -60,10 +60,7 @@ def export(
             facts["quantized_difference"] = result.quantized_difference
     elif to == "gguf":
         facts["files"] = list(result.files)
-    if output.as_json:
-        log.print_json(facts)
-    else:
-        log.print_result(f"{out}: {result.architecture}, {result.parameters:,} parameters in {result.dtype}")
+    print_facts(output, facts, f"{out}: {result.architecture}, {result.parameters:,} parameters in {result.dtype}")
     if to == "hf":
         hint("verify", out, silent=output.as_json)
     elif to == "onnx" and not output.as_json:

@@ -5,7 +5,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
-from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_data, print_settings, quote
+from pretune.cli._output import (
+    find_free_path,
+    format_costs,
+    hint,
+    hint_other,
+    print_data,
+    print_facts,
+    print_plan,
+    quote,
+)
 from pretune.core import log
 from pretune.core.api import Option, StrPath
 from pretune.core.errors import UsageError, suggest
@@ -56,7 +65,7 @@ def finetune(
     if dry_run:
         target = resolve_device(options.device)  # a run rejects an unknown device too
         tuning = build_finetune_config(options)
-        _show(tuning, build_plan(tuning, options), output.as_json, target)
+        _show(tuning, build_plan(tuning, options), output, target)
         return
     run = run_finetune(options)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
@@ -113,16 +122,13 @@ def _train_embeddings(options: FinetuneOptions, dry_run: bool, output: TableForm
     run = run_embedding(embedding_options)
     if os.environ.get("RANK", "0") != "0":
         return
-    if output.as_json:
-        log.print_json(run.scores)
-    else:
-        initial, final = run.scores["before"], run.scores["after"]
-        loss = run.scores["loss"]  # None if a resumed run had no step left
-        loss_text = "" if loss is None else f", loss {loss:.4f}"
-        changes_text = "".join(
-            f", {name} {initial[name]:.4f} -> {value:.4f}" for name, value in final.items() if name in initial
-        )
-        log.print_result(f"{run}: {format_count(run.scores['steps'], 'steps')}{loss_text}{changes_text}")
+    initial, final = run.scores["before"], run.scores["after"]
+    loss = run.scores["loss"]  # None if a resumed run had no step left
+    loss_text = "" if loss is None else f", loss {loss:.4f}"
+    changes_text = "".join(
+        f", {name} {initial[name]:.4f} -> {value:.4f}" for name, value in final.items() if name in initial
+    )
+    print_facts(output, run.scores, f"{run}: {format_count(run.scores['steps'], 'steps')}{loss_text}{changes_text}")
     hint("verify", run, silent=output.as_json)
     hint_other(f"embed {quote(run)} --input FILE --out vectors.npy", silent=output.as_json)
 
@@ -162,16 +168,14 @@ def _format_result(run: "FinetunedRun") -> "Iterator[str]":
     yield from format_notes(run.scores)
 
 
-def _show(tuning: "FinetuneConfig", plan: "SweepPlan", as_json: bool, device: str) -> None:
+def _show(tuning: "FinetuneConfig", plan: "SweepPlan", output: TableFormat, device: str) -> None:
     """Print the settings, and the forecast above them or as a key of JSON."""
     from pretune.core.config import to_dict
     from pretune.runs.finetune.estimate import estimate_finetune
 
-    tree, forecast = {**tuning.to_dict(), "plan": to_dict(plan)}, estimate_finetune(tuning, plan, device)
-    if as_json:
-        log.print_json({**tree, "forecast": forecast})
-    else:
-        print_settings(tree, _format_forecast(forecast))
+    forecast = estimate_finetune(tuning, plan, device)
+    settings = {**tuning.to_dict(), "plan": to_dict(plan)}
+    print_plan(output, settings, {"forecast": forecast}, _format_forecast(forecast))
 
 
 def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":

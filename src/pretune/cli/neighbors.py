@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from pretune.cli._errors import to_one_line
 from pretune.cli._inputs import load_model, read_texts
-from pretune.cli._options import EMBEDDING_MODEL, OutputFormat, TableFormat
+from pretune.cli._options import EMBEDDING_MODEL, OutputFormat, TableFormat, list_flags
 from pretune.cli._output import check_new_file, hint, print_data, show_progress
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
@@ -49,9 +49,7 @@ def neighbors(options: NeighborsOptions, output: TableFormat) -> None:
     from pretune.inference.word_vectors import is_word_vectors
 
     if is_word_vectors(model):
-        unread = [name for name in ("sentence", "corpus", "layer", "same_word") if name in options.list_changes()]
-        if unread:
-            flag = options.describe()[unread[0]].flag
+        for flag in list_flags(options, "sentence", "corpus", "layer", "same_word"):
             raise UsageError(f"{flag} is not supported for word vectors, which have no context; remove it")
         _print_static(model, word, options.k, output)
         return

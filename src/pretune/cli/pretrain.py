@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
-from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_settings, quote
-from pretune.core import log
+from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_facts, print_plan, quote
 from pretune.core.api import Option
 from pretune.core.log import format_count
 from pretune.runs.options import PretrainOptions
@@ -39,17 +38,14 @@ def pretrain(
         from pretune.training.distributed import resolve_device
     if dry_run:
         target = resolve_device(options.device)  # a run rejects an unknown device too
-        _show(build_pretrain_config(options), output.as_json, target)
+        _show(build_pretrain_config(options), output, target)
         return
     run = run_pretrain(options, started_at=start_time)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
         return
-    if output.as_json:
-        log.print_json(run.summary)
-    else:
-        validation = "" if run.loss is None else f", validation loss {run.loss:.4f}"
-        counts = ", ".join(format_count(run.summary[unit], unit) for unit in ("steps", "tokens"))
-        log.print_result(f"{run}: {counts}{validation}")
+    validation = "" if run.loss is None else f", validation loss {run.loss:.4f}"
+    counts = ", ".join(format_count(run.summary[unit], unit) for unit in ("steps", "tokens"))
+    print_facts(output, run.summary, f"{run}: {counts}{validation}")
     hint(*suggest_use(run, inspect_checkpoint(run.path)[0]), silent=output.as_json)
     command = f"finetune {quote(run)} --train TABLE.csv --out {quote(find_free_path(f'{run}-tuned'))}"
     hint_other(f"{command}  (a table with texts and labels)", silent=output.as_json)
@@ -63,15 +59,12 @@ def suggest_use(run: object, spec: "Model") -> list[object]:
     return ["generate", run, "This is"] if is_left_to_right else ["fill", run, "This is the ___ of it."]
 
 
-def _show(config: "PretrainConfig", as_json: bool, device: str) -> None:
+def _show(config: "PretrainConfig", output: OutputFormat, device: str) -> None:
     """Print the settings, and the cost above them or as a key of JSON."""
     from pretune.runs.estimate import estimate_pretrain
 
-    tree, cost = config.to_dict(), estimate_pretrain(config, device)
-    if as_json:
-        log.print_json({**tree, "cost": cost})
-    else:
-        print_settings(tree, _format_forecast(cost, config.train.budget))
+    cost = estimate_pretrain(config, device)
+    print_plan(output, config.to_dict(), {"cost": cost}, _format_forecast(cost, config.train.budget))
 
 
 def _format_forecast(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":

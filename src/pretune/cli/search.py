@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pretune.cli._inputs import load_model, read_texts, resolve_device
 from pretune.cli._options import LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat, TableFormat
-from pretune.cli._output import check_new_folder, hint, hint_other, print_data, quote, show_progress
+from pretune.cli._output import check_new_folder, hint, hint_other, print_data, print_facts, quote, show_progress
 from pretune.cli.embed import report_texts
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
@@ -245,13 +245,9 @@ def index(options: IndexOptions, output: OutputFormat) -> None:
         )
     if search_index.metadata["cut"]:
         log.warn(f"{format_count(search_index.metadata['cut'], 'texts')} truncated to the model's maximum length")
-    if output.as_json:
-        log.print_json({"out": str(out), "texts": len(search_index), **search_index.metadata})
-    else:
-        log.print_result(
-            f"{out}: {format_count(len(search_index), 'texts')}, vectors of "
-            f"width {search_index.metadata['width']}, {search_index.metadata['method']} search"
-        )
+    kind = f"vectors of width {search_index.metadata['width']}, {search_index.metadata['method']} search"
+    facts = {"out": str(out), "texts": len(search_index), **search_index.metadata}
+    print_facts(output, facts, f"{out}: {format_count(len(search_index), 'texts')}, {kind}")
     hint("search", out, _sample_query(texts.texts), silent=output.as_json)
 
 

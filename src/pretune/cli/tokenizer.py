@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from pretune.cli._options import OutputFormat
-from pretune.cli._output import check_new_folder, find_free_path, hint, show_progress
+from pretune.cli._options import OutputFormat, list_words
+from pretune.cli._output import check_new_folder, find_free_path, hint, print_facts, show_progress
 from pretune.core import log
 from pretune.runs.options import TokenizerOptions
 from pretune.text.styles import get_tokenizer_kind
@@ -31,38 +31,23 @@ def tokenizer(options: TokenizerOptions, output: OutputFormat) -> None:
     trained_tokenizer.save(out)
     if (size := trained_tokenizer.vocab) < options.vocab:
         log.warn(f"{size:,} tokens, not {options.vocab:,}: small corpus; add text, or use --min-frequency 1")
-    if output.as_json:
-        facts = {
-            "directory": str(out),
-            "kind": kind,
-            "style": style,
-            "vocab": trained_tokenizer.vocab,
-            "sha256": trained_tokenizer.sha256,
-            "special": {
-                trained_tokenizer.get_token(i): i
-                for i in sorted({*trained_tokenizer.special.values(), *trained_tokenizer.sentinels})
-            },
-            "bytes_read": read,
-            "sampled": read > limit,
-            "seconds": round(time.monotonic() - start, 1),
-        }
-        log.print_json(facts)
-        return
+    special_ids = sorted({*trained_tokenizer.special.values(), *trained_tokenizer.sentinels})
+    facts = {
+        "directory": str(out),
+        "kind": kind,
+        "style": style,
+        "vocab": size,
+        "sha256": trained_tokenizer.sha256,
+        "special": {trained_tokenizer.get_token(i): i for i in special_ids},
+        "bytes_read": read,
+        "sampled": read > limit,
+        "seconds": round(time.monotonic() - start, 1),
+    }
     text = f"{read / 1e6:,.1f} MB"
     text = f"{text} of text" if read <= limit else f"a sample of {_format_bytes(limit)} out of {text}"
-    log.print_result(f"{out}: {kind}, {size:,} tokens, style {style}, from {text}")
-    documents = ("--by", options.by) if options.by != "auto" else ()
-    texts = ("--field", options.field) if options.field is not None else ()
-    hint(
-        "prepare",
-        *cast("list[str]", options.inputs),
-        "--tokenizer",
-        out,
-        *documents,
-        *texts,
-        "--out",
-        find_free_path("data"),
-    )
+    print_facts(output, facts, f"{out}: {kind}, {size:,} tokens, style {style}, from {text}")
+    inputs = [*cast("list[str]", options.inputs), "--tokenizer", out, *list_words(options, "by", "field")]
+    hint("prepare", *inputs, "--out", find_free_path("data"), silent=output.as_json)
 
 
 def _train(options: TokenizerOptions) -> "tuple[Tokenizer, int]":
