@@ -5,14 +5,23 @@ import importlib.util
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli._options import TableFormat
 from pretune.cli._output import hint, print_data
 from pretune.core import log
 from pretune.core.api import Option
 from pretune.core.errors import UsageError, suggest
+from pretune.core.hub import INSTALLED_MODELS
 from pretune.core.log import align_columns
+from pretune.core.registry import Registry
+from pretune.metrics import METRICS
+from pretune.models.families import FAMILIES
+from pretune.objectives import OBJECTIVES
+from pretune.studies import describe_studies
+from pretune.tasks import TASKS
+from pretune.text.styles import KINDS
 
 
 def list_(
@@ -37,38 +46,23 @@ def list_(
     """
     if selection is not None and selection not in _KINDS:
         raise UsageError(f"cannot list '{selection[:60]}'{suggest(selection, _KINDS)} (allowed: {', '.join(_KINDS)})")
-    lists = {kind: find() for kind, (find, _) in _KINDS.items() if selection in (None, kind)}
+    lists = {kind: listing.list_entries() for kind, listing in _KINDS.items() if selection in (None, kind)}
     if print_data(output, lists, *_list_records(lists)):
         return
     if selection is None:
         log.print_result("\n\n".join(_format_brief(kind, list(names)) for kind, names in lists.items()))
     else:
-        log.print_result("\n".join(_format_lines(lists[selection])))
+        rows = [_KINDS[selection].format_row(name, entry) for name, entry in lists[selection].items()]
+        log.print_result("\n".join(align_columns(rows, right=selection == "sizes", indent="")))
         if selection == "tasks" and not any(task["rows"] for task in lists[selection].values()):
             remedy = "set $PRETUNE_DATA, or --data of other verbs, to the directory of the published files"
             log.info(f"no task data: {remedy}")
-    command = ("list", "families") if selection is None else _KINDS[selection][1]
+    command = ("list", "families") if selection is None else _KINDS[selection].command
     hint(*(word or next(iter(lists[selection or "families"])) for word in command))
 
 
-def list_families() -> dict[str, str]:
-    """Return families with the first line of their docstrings, without importing torch."""
-    from pretune.models.families import FAMILIES
-
-    return {name: FAMILIES.describe(name) for name in FAMILIES}
-
-
-def list_sizes() -> dict[str, int]:
-    """Return published sizes with their exact numbers of parameters."""
-    from pretune.models.families import FAMILIES
-
-    return {f"{name}-{size}": value.params for name in FAMILIES for size, value in FAMILIES.get(name).sizes.items()}
-
-
-def list_models() -> dict[str, dict[str, str | None]]:
+def _list_models() -> dict[str, dict[str, str | None]]:
     """Return short names of models with their directories on this machine, or None and the command that installs."""
-    from pretune.core.hub import INSTALLED_MODELS
-
     models = {name: (model, model.find()) for name, model in INSTALLED_MODELS.items()}
     return {
         name: {
@@ -80,35 +74,9 @@ def list_models() -> dict[str, dict[str, str | None]]:
     }
 
 
-def list_objectives() -> dict[str, dict[str, Any]]:
-    """Return objectives with their model shapes and the first line of their docstrings, without importing torch."""
-    from pretune.objectives import OBJECTIVES
-
-    return {
-        name: {"shapes": _list_shapes(name), "about": OBJECTIVES.describe(name).removesuffix(".")}
-        for name in OBJECTIVES
-    }
-
-
-def list_methods() -> dict[str, str]:
-    """Return fine-tuning methods and presets with a description, without importing torch."""
-    from pretune.adaptation import METHOD_PRESETS, METHODS
-
-    return {**{name: METHODS.describe(name).removesuffix(".") for name in METHODS}, **METHOD_PRESETS}
-
-
-def list_metrics() -> dict[str, str]:
-    """Return metrics with the first line of their docstrings, without importing numpy."""
-    from pretune.metrics import METRICS
-
-    return {name: METRICS.describe(name).removesuffix(".") for name in METRICS}
-
-
-def list_tasks() -> dict[str, dict[str, Any]]:
+def _list_tasks() -> dict[str, dict[str, object]]:
     """Return tasks with their kind, official metric, and the rows of the splits in $PRETUNE_DATA."""
-    from pretune.tasks import TASKS
-
-    tasks: dict[str, dict[str, Any]] = {}
+    tasks: dict[str, dict[str, object]] = {}
     for name in TASKS:
         task = TASKS.get(name)
         available = task.find_available()
@@ -122,40 +90,58 @@ def list_tasks() -> dict[str, dict[str, Any]]:
     return tasks
 
 
-def list_tokenizers() -> dict[str, str]:
-    """Return tokenizer kinds with a description."""
-    from pretune.text.styles import KINDS
-
-    return {name: kind.about for name, kind in KINDS.items()}
+def _describe(registry: Registry[Any]) -> dict[str, str]:
+    """Return the entries of a registry with the first line of their docstrings, without importing them."""
+    return {name: registry.describe(name).removesuffix(".") for name in registry}
 
 
-def list_studies() -> dict[str, dict[str, str]]:
-    """Return built-in studies with one line about each, and its source."""
-    from pretune.studies import describe_studies
+def _list_objectives() -> dict[str, dict[str, object]]:
+    return {name: {"shapes": _list_shapes(name), "about": about} for name, about in _describe(OBJECTIVES).items()}
 
-    return describe_studies()
+
+def _list_sizes() -> dict[str, int]:
+    return {f"{name}-{size}": value.params for name in FAMILIES for size, value in FAMILIES.get(name).sizes.items()}
+
+
+class Listing(NamedTuple):
+    """The command to suggest after the entries of a kind, the function that lists them, and the cells of an entry."""
+
+    command: tuple[str, ...]
+    list_entries: Callable[[], Mapping[str, Any]]
+    format_row: Callable[[str, Any], tuple[str, ...]] = lambda name, about: (name, about)
 
 
 _FIRST = ""
 """Stands for the first name in a command."""
-_KINDS: Mapping[str, tuple[Callable[[], Mapping[str, Any]], tuple[str, ...]]] = {
-    "families": (list_families, ("show", _FIRST)),
-    "sizes": (list_sizes, ("show", _FIRST)),
-    "models": (list_models, ("finetune", "--help")),
-    "objectives": (list_objectives, ("show-batch", _FIRST)),
-    "methods": (list_methods, ("finetune", "--help")),
-    "metrics": (list_metrics, ("evaluate", "--help")),
-    "tasks": (list_tasks, ("finetune", "--help")),
-    "tokenizers": (list_tokenizers, ("tokenizer", "--help")),
-    "studies": (list_studies, ("compare", _FIRST, "--dry-run")),
+
+_KINDS = {
+    "families": Listing(("show", _FIRST), lambda: {name: FAMILIES.describe(name) for name in FAMILIES}),
+    "sizes": Listing(("show", _FIRST), _list_sizes, lambda name, parameters: (name, f"{parameters:,}")),
+    "models": Listing(
+        ("finetune", "--help"), _list_models, lambda name, row: (name, row["about"], row["path"] or row["install"])
+    ),
+    "objectives": Listing(
+        ("show-batch", _FIRST),
+        _list_objectives,
+        lambda name, row: (name, ", ".join(row["shapes"]) or "depends on its parts", row["about"]),
+    ),
+    "methods": Listing(("finetune", "--help"), lambda: {**_describe(METHODS), **METHOD_PRESETS}),
+    "metrics": Listing(("evaluate", "--help"), lambda: _describe(METRICS)),
+    "tasks": Listing(
+        ("finetune", "--help"), _list_tasks, lambda name, row: (name, row["kind"], row["metric"], _format_splits(row))
+    ),
+    "tokenizers": Listing(("tokenizer", "--help"), lambda: {name: kind.about for name, kind in KINDS.items()}),
+    "studies": Listing(
+        ("compare", _FIRST, "--dry-run"),
+        describe_studies,
+        lambda name, row: (f"{name}: {row['about']}\n    {row['source']}",),
+    ),
 }
-"""Function that lists the names of each kind, and the command to suggest after it."""
+"""The kinds of names, in the order of `pretune list`."""
 
 
 def _list_shapes(objective: str) -> list[str]:
     """Return the shapes of an objective, without an import if it is built in; empty if they depend on its parts."""
-    from pretune.objectives import OBJECTIVES
-
     if objective in OBJECTIVES.table:
         return _read_shapes(OBJECTIVES.table[objective])
     shapes = getattr(OBJECTIVES.get(objective), "shapes", ())
@@ -181,28 +167,6 @@ def _read_shapes(target: str) -> list[str]:
     return []
 
 
-def _format_lines(entries: Mapping[str, Any]) -> list[str]:
-    records = {name: value for name, value in entries.items() if isinstance(value, Mapping)}
-    rows: list[tuple[str, ...]]
-    if not records:
-        texts = [f"{value:,}" if isinstance(value, int) else value for value in entries.values()]
-        rows = [*zip(entries, texts, strict=True)]
-    elif all("metric" in value for value in records.values()):
-        rows = [(name, value["kind"], value["metric"], _format_rows(**value)) for name, value in records.items()]
-    elif all("path" in value for value in records.values()):
-        rows = [(name, value["about"], value["path"] or value["install"]) for name, value in records.items()]
-    elif all("source" in value for value in records.values()):
-        lines = ((f"{name}: {value['about']}", f"    {value['source']}") for name, value in records.items())
-        return [line for pair in lines for line in pair]
-    else:
-        rows = [
-            (name, ", ".join(value["shapes"]) or "depends on its parts", value["about"])
-            for name, value in records.items()
-        ]
-    is_numeric = all(isinstance(value, int) for value in entries.values())
-    return [*align_columns(rows, right=is_numeric, indent="")]
-
-
 def _list_records(lists: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
     """Return the header and the records of a list; of several lists, kinds and names."""
     if len(lists) > 1:
@@ -223,11 +187,11 @@ def _format_cell(value: object) -> object:
     return "; ".join(map(str, value)) if isinstance(value, list | tuple) else value
 
 
-def _format_rows(rows: Mapping[str, int | None], partial: list[str], **_: Any) -> str:
+def _format_splits(task: Mapping[str, Any]) -> str:
     """Format the available splits with their rows, where known, and a mark on partial ones."""
     texts = [
-        split + ("" if count is None else f" {count:,}") + (" (part)" if split in partial else "")
-        for split, count in rows.items()
+        split + ("" if count is None else f" {count:,}") + (" (part)" if split in task["partial"] else "")
+        for split, count in task["rows"].items()
     ]
     return ", ".join(texts) or "no data"
 
