@@ -76,22 +76,21 @@ def read_texts(source: str, field: str = "text", label: str | None = None) -> In
     if source != "-" and path.is_dir():
         example = f"`cat {shlex.quote(str(path))}/*.txt > texts.txt` makes one of text files"
         raise DataError(f"{name}: a folder; pass a file with one text per line ({example})")
-    labels: list[str] | None = None
     if {".jsonl", ".csv", ".tsv"} & {*path.suffixes[-2:]}:
-        texts, ids, labels = _read_rows(path, field, label)
+        inputs = _read_rows(path, field, label)
     elif label is not None:
         raise DataError(f"{name}: lines of text have no column '{label[:40]}'; pass a .csv, .tsv or .jsonl file")
     else:
         text = _read_file(source, name).replace("\r\n", "\n") if source == "-" else "".join(read_text(path))
         texts = text.removesuffix("\n").split("\n") if text else []  # no line follows the last newline
-        ids = None
-    if not texts:
+        inputs = InputTexts(texts, None, name)
+    if not inputs.texts:
         raise DataError(f"{name}: no texts; expected one per line")
-    return InputTexts(texts, ids, name, labels)
+    return inputs
 
 
-def _read_rows(path: Path, field: str, label: str | None) -> tuple[list[str], list[str] | None, list[str] | None]:
-    """Return texts, ids and labels of JSON lines or of a table; the only column of a table may have any name."""
+def _read_rows(path: Path, field: str, label: str | None) -> InputTexts:
+    """Read JSON lines or a table; the only column of a table may have any name."""
     from pretune.tasks.table import open_table, read_id
 
     reader = open_table(path, [field, *([] if label is None else [label])], allow_single_column=True)
@@ -114,7 +113,7 @@ def _read_rows(path: Path, field: str, label: str | None) -> tuple[list[str], li
                 raise DataError(f"{row.location}: no column '{label[:40]}'{suggest(label, row.values)}")
             labels.append("" if row.values[label] is None else str(row.values[label]))
     numbered_ids = [name or str(number) for number, name in enumerate(ids, 1)]
-    return texts, numbered_ids if any(ids) else None, None if label is None else labels
+    return InputTexts(texts, numbered_ids if any(ids) else None, str(path), None if label is None else labels)
 
 
 def load_model(

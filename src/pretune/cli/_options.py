@@ -149,14 +149,16 @@ def _derive_parameter(name: str, parameter: Parameter) -> inspect.Parameter:
     )
 
 
-def describe_option(entry: Option, **more: Any) -> Any:
+def describe_option(entry: Option, *, is_eager: bool = False, callback: Callable[..., None] | None = None) -> Any:
     """Return typer's description of an option or argument; its usage holds the names and the metavar of the help."""
     complete = complete_names(*entry.names, separator=entry.separator, suffix=entry.suffix) if entry.names else None
     words = entry.usage.split()
     names = [word for word in words if word.startswith("-")]
     metavar = " ".join(words[len(names) :]) or None
     kind = typer.Option if names else typer.Argument
-    return kind(*names, metavar=metavar, help=entry.about, autocompletion=complete, **more)
+    return kind(
+        *names, metavar=metavar, help=entry.about, autocompletion=complete, is_eager=is_eager, callback=callback
+    )
 
 
 def _choose_type(annotation: Any) -> Any:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 
 SUFFIXES = (".svg", ".png", ".json")
-Facts = Mapping[str, Any]
 
 
 def check_out(out: Path | None) -> None:
@@ -82,7 +81,7 @@ def _find_analyses(run: str | None) -> Path | None:
     return RunDir(Path(str(run))).analysis if is_run else None
 
 
-def write_files(result: Any, facts: Facts, name: str, out: Path | None) -> list[Path]:
+def write_files(result: Any, facts: Mapping[str, object], name: str, out: Path | None) -> list[Path]:
     """Write the picture or the data to a file, or both to a directory; return the paths."""
     if out is None:
         return []
@@ -93,7 +92,7 @@ def write_files(result: Any, facts: Facts, name: str, out: Path | None) -> list[
     return [_write(result, facts, out / f"{name}{suffix}") for suffix in (".json", ".svg")]
 
 
-def _write(result: Any, facts: Facts, path: Path) -> Path:
+def _write(result: Any, facts: Mapping[str, object], path: Path) -> Path:
     if path.suffix == ".json":
         atomic_write(path, (json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
         return path
@@ -175,25 +174,24 @@ def attention(options: AttentionOptions, output: OutputFormat) -> None:
     if options.text is not None:
         _view_text(options, options.text, output)
         return
-    model, source = options.model, options.source
-    texts, length = options.texts or 200, 128 if options.length is None else options.length
-    inputs = None if source is None else read_texts(source, options.field)
+    model, texts, length = options.model, options.texts or 200, 128 if options.length is None else options.length
+    inputs = None if options.source is None else read_texts(options.source, options.field)
     from pretune.analysis.attention import analyze_attention
     from pretune.analysis.attention_patterns import PATTERN_THRESHOLD
     from pretune.analysis.held_out import open_model, read_held_out
 
     language_model = open_model(load_model(model, base=options.base, device=options.device))
-    held_out = read_held_out(model, language_model, texts) if inputs is None else None
+    samples, source = read_held_out(model, language_model, texts) if inputs is None else (inputs.texts, inputs.name)
     with show_progress("reading") as report:
         result = analyze_attention(
             language_model,
-            inputs.texts if inputs is not None else held_out.texts if held_out is not None else None,
+            samples,
             max_texts=texts,
             length=length,
             threshold=PATTERN_THRESHOLD if options.threshold is None else options.threshold,
             on_progress=report_texts(report),
         )
-    result = replace(result, source=inputs.name if inputs is not None else held_out.source if held_out else "")
+    result = replace(result, source=source)
     if result.truncated_texts:
         log.info(f"{format_count(result.truncated_texts, 'texts')} truncated to {length} tokens")
     finish(result, options.out, output.as_json, ["attention", model, *list_words(options, "source")], model)

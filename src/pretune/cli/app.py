@@ -1,5 +1,6 @@
 """Command-line entry point: global options, the registry of verbs, exit codes."""
 
+import functools
 import inspect
 import os
 import re
@@ -117,10 +118,13 @@ def build_group() -> Any:
     return typer.main.get_command(app)
 
 
-def _build_typer(**options: Any) -> typer.Typer:
-    settings = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-    # NOTE: importing rich would take a third of the time.
-    return typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=settings, **options)
+_build_typer = functools.partial(
+    typer.Typer,
+    add_completion=False,
+    rich_markup_mode=None,  # NOTE: importing rich would take a third of the time.
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 
 
 class VerbGroup(TyperGroup):
@@ -162,10 +166,10 @@ def build_command(verb: str, verbs: Registry[Callable[..., None]] | None = None)
     """Return the command of a verb, by default one of `VERBS`."""
     function = (VERBS if verbs is None else verbs).get(verb)
     if verbs in (None, VERBS) and verb in _GROUPS:
-        app = _build_typer(cls=_GROUPS[verb], add_completion=False)
+        app = _build_typer(cls=_GROUPS[verb])
         app.callback(help=format_help(function))(function)
         return typer.main.get_command(app)
-    app = _build_typer(add_completion=False)
+    app = _build_typer()
     app.command(verb, help=format_help(function))(derive_command(function))
     command = typer.main.get_command(app)
     for parameter in command.params:

@@ -44,7 +44,8 @@ def env(output: TableFormat) -> None:
     """
     facts = collect()
     devices = [f"{device['name']} ({_format_gibibytes(device['memory'])})" for device in facts["devices"]]
-    data, threads = facts["data"], facts["threads"]
+    directory, threads = facts["data"]["PRETUNE_DATA"], facts["threads"]
+    missing = "" if facts["data"]["there"] else " (no such folder)"
     lines = {
         "pretune": f"{facts['pretune']} ({facts['place']})",
         "python": f"{facts['python']} ({facts['executable']})",
@@ -61,7 +62,7 @@ def env(output: TableFormat) -> None:
         },
         "devices": ", ".join(devices) or "cpu only",
         "cuda": facts["cuda"] or "torch was built without CUDA",
-        "data": _format_data(data),
+        "data": "PRETUNE_DATA is not set" if directory is None else f"{directory}{missing}",
         **{name: value for name, value in facts["variables"].items() if value is not None},
     }
     if print_data(output, facts, ("name", "value"), lines.items()):
@@ -144,14 +145,8 @@ def _measure_free_space(path: str) -> int | None:
         return None
 
 
-def _format_data(data: dict[str, Any]) -> str:
-    if data["PRETUNE_DATA"] is None:
-        return "PRETUNE_DATA is not set"
-    return f"{data['PRETUNE_DATA']}{'' if data['there'] else ' (no such folder)'}"
-
-
-def _list_devices(torch: Any) -> list[dict[str, Any]]:
-    devices: list[dict[str, Any]] = []
+def _list_devices(torch: Any) -> list[dict[str, object]]:
+    devices: list[dict[str, object]] = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         capability = f"{properties.major}.{properties.minor}"

@@ -64,7 +64,7 @@ def fill(options: FillOptions, output: TableFormat) -> None:
     hint("fill", model, *(texts or ("--input", source)), *variation, silent=not output.is_text or source == "-")
 
 
-def _to_dict(text: str, blanks: "Blanks", answers: "list[list[FillPrediction]]") -> dict[str, Any]:
+def _to_dict(text: str, blanks: "Blanks", answers: "list[list[FillPrediction]]") -> dict[str, object]:
     from pretune.inference.fill import insert_answers
 
     options = [[answer._asdict() for answer in blank] for blank in answers]

@@ -4,8 +4,9 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from pretune.cli._inputs import load_model, read_prompts
 from pretune.cli._options import DTYPE, DtypeName, OutputFormat
@@ -138,7 +139,7 @@ def generate(options: GenerateOptions, output: OutputFormat) -> None:
             prefix=options.prefix,
             batch=options.batch,
             torch_compile=options.compile_step,
-            on_text=_print_piece if report is None else None,
+            on_text=partial(log.print_result, end="", flush=True) if report is None else None,
             on_progress=None if report is None else _report_share(report, len(texts) * options.num),
         )
     _print(texts, answers, as_json=output.as_json, is_streamed=streams)
@@ -161,16 +162,12 @@ def _report_share(reporter: ProgressReporter, texts: int) -> Callable[[float], N
     return lambda share: reporter(share, format_count(texts, "texts"))
 
 
-def _print_piece(piece: str) -> None:
-    log.print_result(piece, end="", flush=True)
-
-
 def _print(prompts: list[str], answers: "list[list[GeneratedText]]", *, as_json: bool, is_streamed: bool) -> None:
     if is_streamed:
         log.print_result()
     elif as_json:
         records = [
-            {"prompt": prompt, "texts": [_to_dict(text) for text in answer]}
+            {"prompt": prompt, "texts": [_list_facts(text) for text in answer]}
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         log.print_json(records)
@@ -178,5 +175,5 @@ def _print(prompts: list[str], answers: "list[list[GeneratedText]]", *, as_json:
         log.print_result(f"\n{RULE}\n".join(text.text for answer in answers for text in answer))
 
 
-def _to_dict(text: "GeneratedText") -> dict[str, Any]:
+def _list_facts(text: "GeneratedText") -> dict[str, object]:
     return {name: value for name, value in text._asdict().items() if value is not None}

@@ -10,11 +10,11 @@ from pretune.cli._options import SPEC_PATHS, TableFormat
 from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_data, print_page, quote
 from pretune.core.api import Option
 from pretune.core.errors import UsageError, explain_missing
-from pretune.core.log import Section, format_count, parse_count
+from pretune.core.log import Section, format_count, format_number, parse_count
 from pretune.runs.options import SET
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pretune.models.devices import Device
     from pretune.models.generator_discriminator import Pair
@@ -25,7 +25,6 @@ BATCH_TOKENS = 8192
 """Batch size of the memory estimate in tokens, or one sequence where that is longer."""
 
 _MAX_LENGTH = 4096  # maximum default length; some models support far more
-_AMOUNTS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 _BYTES = ((" TB", 1e12), (" GB", 1e9), (" MB", 1e6), (" kB", 1e3))
 _TIMES = ((" years", 365 * 86400.0, 2), (" days", 86400.0, 2), (" h", 3600.0, 1), (" min", 60.0, 1), (" s", 1.0, 0))
 """Units in seconds, with the number of units from which they are used."""
@@ -133,7 +132,7 @@ def collect(
     }
 
 
-def list_records(facts: dict[str, Any]) -> "Iterator[tuple[str, str, str, object]]":
+def list_records(facts: "Mapping[str, object]") -> "Iterator[tuple[str, str, str, object]]":
     """Yield one record per number: table, row (where it has several), name, value."""
     for table, values in facts.items():
         if table == "spec" or not isinstance(values, dict):
@@ -151,9 +150,11 @@ def _compute_pair_flops(spec: "Model", length: int) -> dict[str, float]:
     from pretune.models.cost import estimate_target_share, flops_per_token
 
     pair = _build_pair(spec)
-    models = [] if pair is None else list_models(pair)
+    if pair is None:
+        return {}
+    models = list_models(pair)
     costs = [flops_per_token(model, length=length, targets=estimate_target_share(model)) for model in models]
-    return {"training with its generator": sum(costs)} if costs else {}
+    return {"training with its generator": sum(costs)}
 
 
 def _build_pair(spec: "Model") -> "Pair | None":
@@ -208,7 +209,7 @@ def _resolve_length(spec: "Model", length: int | None) -> int:
     return length
 
 
-def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, targets: float) -> dict[str, Any]:
+def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, targets: float) -> dict[str, object]:
     """Return the estimate for one device; it fits if one sequence at a time does."""
     from pretune.models.cost import estimate_cost, estimate_memory
 
@@ -231,19 +232,19 @@ def _estimate_device(device: "Device", spec: "Model", tokens: int, length: int, 
 
 def _estimate_clusters(
     spec: "Model", clusters: "Sequence[str]", tokens: int, length: int, targets: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the estimate of sharded training for each cluster; None for one that is too small."""
     from pretune.models.cluster import estimate_sharded, parse_cluster
 
-    estimates: dict[str, Any] = {}
+    estimates: dict[str, object] = {}
     for text in clusters:
         count, device = parse_cluster(text)
         estimate = estimate_sharded(spec, count, device, tokens=tokens, length=length, targets=targets)
-        name = f"{count}x{device.name}"
-        estimates[name] = {"fits": False} if estimate is None else {"fits": True, **asdict(estimate)}
+        facts: dict[str, object] = {"fits": estimate is not None}
         if estimate is not None:
-            estimates[name] |= {"memory": estimate.memory.total, "memory_parts": asdict(estimate.memory)}
-            estimates[name] |= {"step_seconds": estimate.step_seconds}
+            memory = {"memory": estimate.memory.total, "memory_parts": asdict(estimate.memory)}
+            facts |= {**asdict(estimate), **memory, "step_seconds": estimate.step_seconds}
+        estimates[f"{count}x{device.name}"] = facts
     return estimates
 
 
@@ -264,9 +265,9 @@ def _build_sections(spec: "Model", facts: dict[str, Any]) -> list[Section]:
     tokens, sequence = assumptions["tokens"], _format_sequence(spec, assumptions)
     share = "all" if assumptions["targets"] == 1 else f"{100 * assumptions['targets']:.3g}% of the"
     flops_title = f"FLOPs per token, {sequence} tokens long, targets at {share} positions"
-    flops_rows = [(name, _format_amount(value)) for name, value in flops.items()]
+    flops_rows = [(name, format_number(value)) for name, value in flops.items()]
     total = _format_digits(flops["training"] * tokens)
-    devices_title = f"Training on {_format_amount(tokens)} tokens on one device: {total} FLOPs"
+    devices_title = f"Training on {format_number(tokens)} tokens on one device: {total} FLOPs"
     devices = [_format_device(name, device) for name, device in facts["devices"].items()]
     names = ("device", "memory", "time", "energy", "CO2e", "price")
     memory = _list_memory(sequence, facts)
@@ -291,12 +292,12 @@ def _list_clusters(facts: dict[str, Any]) -> list[Section]:
             speeds.append((name, "does not fit", "", "", "", "", ""))
             continue
         batch = f"{estimate['device_tokens']:,}{' *' if estimate['activation_checkpointing'] else ''}"
-        throughput = _format_amount(estimate["tokens_per_second"])
+        throughput = format_number(estimate["tokens_per_second"])
         step = [f"{estimate[f'{part}_seconds']:.3g} s" for part in ("compute", "transfer")]
         price = _format_dollars(estimate["dollars"])
         speeds.append((name, batch, *step, throughput, _format_time(estimate["seconds"]), price))
         memory.append((name, *map(_format_size, (*estimate["memory_parts"].values(), estimate["memory"]))))
-    title = f"FSDP2 on {_format_amount(facts['assumptions']['tokens'])} tokens (* activation checkpointing)"
+    title = f"FSDP2 on {format_number(facts['assumptions']['tokens'])} tokens (* activation checkpointing)"
     header = ("", "batch/GPU", "compute", "transfer", "tokens/s", "time", "price")
     parts = ("", "sharded", "gathered", "bf16 copy", "activations", "total")
     return [
@@ -411,11 +412,6 @@ def _format_digits(value: float) -> str:
     if value >= 1e7:
         return re.sub(r"e\+0?", "e", f"{value:.3g}")
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _format_amount(value: float) -> str:
-    units = ((letter, scale) for letter, scale in _AMOUNTS if scale <= value < 1e3 * scale)
-    return next((f"{value / scale:.3g}{letter}" for letter, scale in units), _format_digits(value))
 
 
 def _format_size(value: float) -> str:
