@@ -17,7 +17,7 @@ from pretune.core import __version__
 from pretune.core.errors import PretuneError, UsageError
 from pretune.server.completion import Completion, CompletionPiece
 from pretune.server.engine import Engine
-from pretune.server.errors import HttpError, RequestFieldError, describe_error
+from pretune.server.errors import HttpError, RequestError, RequestFieldError, describe_error
 from pretune.server.logprobs import SpelledLogprob, format_logprobs
 from pretune.server.openapi import build_api_page, describe_faults, get_body_schema
 from pretune.server.schemas import REQUESTS, CompletionRequest, EmbeddingRequest, EngineRequest, ErrorReply
@@ -59,7 +59,7 @@ def build_app(engine: Engine) -> FastAPI:
 
 
 def _add_error_handlers(app: FastAPI) -> None:
-    def reply(error: HttpError, headers: Mapping[str, str] | None = None) -> Response:
+    def reply(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
         return Response(error.content, error.status, {**dict(error.headers), **(headers or {})})
 
     async def handle_error(request: Request, error: Exception) -> Response:
@@ -166,7 +166,7 @@ def _add_openai_routes(app: FastAPI, engine: Engine) -> None:
     async def complete(body: Annotated[CompletionRequest, Body()]) -> Any:
         """Complete prompts; with `stream` as server-sent events."""
         _check_fields(body)
-        name, prompts, options = _get_name(engine, body.model), _list_prompts(body.prompt), _build_options(body)
+        name, prompts, options = _get_name(engine, body.model), body.prompt, _build_options(body)
         reply = _Reply(name, body)
         if not body.stream:
             return JSONResponse(reply.build(await engine.complete(name, prompts, best_of=body.best_of, **options)))
@@ -204,7 +204,7 @@ class _Reply:
             "model": model,
         }
 
-    def build(self, completion: Completion) -> dict[str, Any]:
+    def build(self, completion: Completion) -> dict[str, object]:
         """Return the whole answer."""
         choices = [
             self._build_choice(
@@ -246,7 +246,7 @@ class _Reply:
 
     def _build_choice(
         self, index: int, text: str, reason: str | None, logprobs: Sequence[SpelledLogprob]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         return {
             "index": index,
             "text": text,
@@ -255,9 +255,9 @@ class _Reply:
         }
 
 
-def _describe_model(engine: Engine, name: str) -> dict[str, Any]:
+def _describe_model(engine: Engine, name: str) -> dict[str, object]:
     """Return a model with what it can do, the reasons for what it cannot, and facts about its inputs."""
-    about: dict[str, Any] = {"id": name, "object": "model", "created": engine.created, "owned_by": "pretune"}
+    about: dict[str, object] = {"id": name, "object": "model", "created": engine.created, "owned_by": "pretune"}
     if name not in engine.workers:
         return {**about, "capabilities": [], "missing": {}, "inputs": {}}
     model = engine.workers[name].model
@@ -272,12 +272,6 @@ def _get_name(engine: Engine, model: str | None) -> str:
     if len(engine.sources) > 1:
         raise UsageError(f"several models are served: name one in 'model' ({', '.join(engine.sources)})")
     return next(iter(engine.sources))
-
-
-def _list_prompts(prompt: Any) -> list[Any]:
-    """Return a list of prompts, each a text or a list of token ids."""
-    is_single = isinstance(prompt, str) or (prompt and isinstance(prompt[0], int))
-    return [prompt] if is_single else prompt
 
 
 def _check_fields(body: CompletionRequest) -> None:
@@ -306,7 +300,7 @@ OPTIONS = (
 def _build_options(body: CompletionRequest) -> Any:
     """Return the options of a completion; without a seed every request draws its own."""
     temperature = 1.0 if body.temperature is None else body.temperature
-    options: dict[str, Any] = {
+    options: dict[str, object] = {
         **{name: getattr(body, name) for name in OPTIONS},
         "max_new_tokens": body.max_tokens,
         "min_new_tokens": body.min_tokens,
@@ -327,6 +321,6 @@ def _count_usage(completion: Completion) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
 
-def _format_event(data: dict[str, Any]) -> str:
+def _format_event(data: dict[str, object]) -> str:
     """Return a server-sent event."""
     return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from pretune.core.errors import UsageError
 from pretune.inference.generate import Continuation, GeneratedText, StopStrings, TextStreamer
@@ -24,6 +24,12 @@ from pretune.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
+
+
+def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """Return a list of prompts; a text, or a list of token ids, is a single one."""
+    is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    return cast("list[Prompt]", [prompts] if is_single else [*prompts])
 
 
 class CompletionPiece(NamedTuple):

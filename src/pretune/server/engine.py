@@ -51,6 +51,7 @@ from pretune.server.completion import (
     PieceCallback,
     Prompt,
     build_job,
+    list_prompts,
 )
 from pretune.server.config import ServerConfig
 from pretune.server.errors import RequestTimeoutError, UnavailableError, UnknownModelError
@@ -160,7 +161,7 @@ class Engine:
     async def complete(
         self,
         model: str,
-        prompts: Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         *,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
@@ -173,7 +174,7 @@ class Engine:
 
         Args:
             model: Name of the model.
-            prompts: Texts, or lists of token ids.
+            prompts: One or several texts, or lists of token ids.
             stop: Texts before which a completion ends.
             logprobs: Return the log-probability of every token, and of this number of most probable ones.
             echo: Pieces and log-probabilities include the prompt; `max_new_tokens` may then be 0.
@@ -202,8 +203,7 @@ class Engine:
             returns=returns if best_of is not None or not has_new else None,
             on_piece=on_piece,
         )
-        prompt_list: list[Prompt] = [prompts] if isinstance(prompts, str) else list(prompts)
-        decoder, tokenizer = capability.decoder, capability.tokenizer
+        prompt_list, decoder, tokenizer = list_prompts(prompts), capability.decoder, capability.tokenizer
         job = await asyncio.to_thread(build_job, decoder, tokenizer, capability.tokens, prompt_list, wants, self.config)
         with self.track(job):
             if echo and logprobs is not None and not decoder.spec.is_encoder_decoder:
@@ -237,10 +237,8 @@ class Engine:
         def on_piece(piece: CompletionPiece) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        is_single = isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
-        prompt_list: Any = [prompts] if is_single else prompts
         task = asyncio.create_task(
-            self.complete(model, prompt_list, stop=stop, logprobs=logprobs, echo=echo, on_piece=on_piece, **options)
+            self.complete(model, prompts, stop=stop, logprobs=logprobs, echo=echo, on_piece=on_piece, **options)
         )
         # NOTE: the end of the task comes by the same loop as the pieces, hence after the last of them.
         task.add_done_callback(lambda _: loop.call_soon(pieces.put_nowait, None))
@@ -325,7 +323,7 @@ class Engine:
         """Return who attends to whom in a text by all heads of a part, and the pattern of each head."""
         return (await self._run(model, AttentionViewer, [text], partial(AttentionViewer.run_heads, part=part)))[0]
 
-    async def card(self, model: str) -> dict[str, Any]:
+    async def card(self, model: str) -> dict[str, object]:
         """Return the facts, the model card, the data card, the cost and the training curves of a model."""
         served_model = self.get_model(model)
         async with self._card_lock:

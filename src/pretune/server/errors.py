@@ -1,8 +1,6 @@
 """Errors of requests, and their JSON in the shape of OpenAI's API."""
 
 import json
-from dataclasses import dataclass
-from typing import Any
 
 from pretune.core.errors import DataError, PretuneError, UsageError
 
@@ -23,18 +21,37 @@ HEADERS = {401: [("www-authenticate", "Bearer")], 429: [("retry-after", "1")], 5
 
 
 class RequestError(PretuneError):
-    """Base of the errors of requests: their status, their code, and the field at fault."""
+    """Base of the errors of requests: their status, their code, the field at fault, and the response."""
 
-    status, code = 500, "model_error"
+    status = 500
+    code: str | None = "model_error"
     field: str | None = None
 
+    @property
+    def body(self) -> dict[str, object]:
+        """The error as plain data."""
+        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        field = None if self.field is None else _shorten(self.field)
+        return {"error": {"message": _shorten(str(self)), "type": kind, "param": field, "code": self.code}}
 
-class RefusedError(RequestError):
-    """A request that gets an error instead of reaching the application."""
+    @property
+    def content(self) -> bytes:
+        """The body as JSON."""
+        return json.dumps(self.body, allow_nan=False).encode()
 
-    def __init__(self, status: int, message: str, code: str) -> None:
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """The headers, in lower case."""
+        headers = [("content-type", "application/json"), ("content-length", str(len(self.content)))]
+        return headers + HEADERS.get(self.status, [])
+
+
+class HttpError(RequestError):
+    """A request that is refused, by any status."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, field: str | None = None) -> None:
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.code, self.field = status, code, field
 
 
 class QueueFullError(RequestError):
@@ -81,38 +98,10 @@ class RequestFieldError(RequestError, UsageError):
         self.field = field
 
 
-@dataclass(frozen=True, slots=True)
-class HttpError:
-    """A response that is an error."""
-
-    status: int
-    message: str
-    code: str | None = None
-    field: str | None = None
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The error as plain data."""
-        kind = TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        field = None if self.field is None else _shorten(self.field)
-        return {"error": {"message": _shorten(self.message), "type": kind, "param": field, "code": self.code}}
-
-    @property
-    def content(self) -> bytes:
-        """The body as JSON."""
-        return json.dumps(self.body, allow_nan=False).encode()
-
-    @property
-    def headers(self) -> list[tuple[str, str]]:
-        """The headers, in lower case."""
-        headers = [("content-type", "application/json"), ("content-length", str(len(self.content)))]
-        return headers + HEADERS.get(self.status, [])
-
-
-def describe_error(error: Exception) -> HttpError:
+def describe_error(error: Exception) -> RequestError:
     """Return the response to an error; details of unexpected ones stay on the server."""
     if isinstance(error, RequestError):
-        return HttpError(error.status, str(error), error.code, error.field)
+        return error
     if isinstance(error, UsageError | DataError):
         return HttpError(400, str(error), "invalid_request")
     if isinstance(error, PretuneError):

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pretune.core import log
 from pretune.server.config import ServerConfig
 from pretune.server.engine import Engine
-from pretune.server.errors import SHUT_DOWN, HttpError, RefusedError, UnavailableError, describe_error
+from pretune.server.errors import SHUT_DOWN, HttpError, RequestError, UnavailableError, describe_error
 
 ANY_ADDRESS = "*address*"
 """Stands for all addresses among the names of a server."""
@@ -79,7 +79,7 @@ class Gate:
                 if response.status is None:
                     await self._refuse(scope, receive, response, describe_error(UnavailableError(SHUT_DOWN)))
             except Exception as fault:
-                if not isinstance(fault, RefusedError):
+                if not isinstance(fault, HttpError):
                     log.warn(f"{scope['method']} {scope['path'][:80]}: {type(fault).__name__}: {fault}")
                 if response.status is None:
                     await self._refuse(scope, receive, response, describe_error(fault))
@@ -95,19 +95,19 @@ class Gate:
             self.engine.metrics.observe_request(path, response.status or 499, time.monotonic() - start)
 
     def _check_headers(self, scope: Scope) -> None:
-        """Raise a RefusedError for headers beyond the limits, a foreign host or origin, a wrong token, or no engine."""
+        """Raise an HttpError for headers beyond the limits, a foreign host or origin, a wrong token, or no engine."""
         if len(self.connections) > self.config.max_connections:
-            raise RefusedError(503, "too many connections", "unavailable")
+            raise HttpError(503, "too many connections", "unavailable")
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(b": ".join(pair)) + 2 for pair in headers)
         if size > self.config.max_header_bytes or len(headers) > self.config.max_headers:
-            raise RefusedError(431, format_header_limits(self.config), "headers_too_large")
+            raise HttpError(431, format_header_limits(self.config), "headers_too_large")
         hosts = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
         if len(hosts) != 1 or not is_allowed(hosts[0], self.hosts):
-            raise RefusedError(403, "the Host header names another server; see --allow-host", "forbidden_host")
+            raise HttpError(403, "the Host header names another server; see --allow-host", "forbidden_host")
         origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
         if any(not _is_same_origin(origin, hosts[0]) for origin in origins):
-            raise RefusedError(403, "requests of other web pages are refused", "forbidden_origin")
+            raise HttpError(403, "requests of other web pages are refused", "forbidden_origin")
         path = scope["path"]
         if path in OPEN_PATHS or path.startswith(PAGE_FILES):
             return
@@ -115,15 +115,15 @@ class Gate:
             values = [value for name, value in headers if name == b"authorization"]
             expected_value = b"Bearer " + self.token.encode()
             if len(values) != 1 or not hmac.compare_digest(values[0], expected_value):
-                raise RefusedError(401, "wrong or missing bearer token (header Authorization)", "invalid_api_key")
+                raise HttpError(401, "wrong or missing bearer token (header Authorization)", "invalid_api_key")
         if not self.engine.is_ready and path not in STATUS_PATHS:
             state = "shutting down" if self.engine.is_draining else "loading its models"
-            raise RefusedError(503, f"the server is {state}", "unavailable")
+            raise HttpError(503, f"the server is {state}", "unavailable")
 
     async def _read_body(self, scope: Scope, receive: Receive, response: "_Response") -> bytes:
-        """Return the body. Raises a RefusedError if it is too large or too slow."""
+        """Return the body. Raises an HttpError if it is too large or too slow."""
         limit, parts, size = self.config.max_body, list[bytes](), 0
-        too_large = RefusedError(413, f"the body must have <= {limit} bytes", "body_too_large")
+        too_large = HttpError(413, f"the body must have <= {limit} bytes", "body_too_large")
         length = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         if int(length) > limit:
             raise too_large
@@ -142,7 +142,7 @@ class Gate:
                         return b"".join(parts)
         except TimeoutError:
             seconds = f"{self.config.read_seconds:g}"
-            raise RefusedError(408, f"the body did not arrive within {seconds} s", "body_too_slow") from None
+            raise HttpError(408, f"the body did not arrive within {seconds} s", "body_too_slow") from None
 
     async def _run(self, scope: Scope, receive: Receive, response: "_Response", body: bytes) -> None:
         """Run the application; cancel it if the client disconnects."""
@@ -172,7 +172,7 @@ class Gate:
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await task
 
-    async def _refuse(self, scope: Scope, receive: Receive, response: "_Response", error: HttpError) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, response: "_Response", error: RequestError) -> None:
         """Send an error; then drop what the client is still sending, for a limited time: it would not see it else."""
         headers = [(name.encode(), value.encode()) for name, value in error.headers]
         names = dict(scope["headers"])
