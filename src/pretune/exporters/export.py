@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -57,7 +57,7 @@ class ExportedModel(Result, os.PathLike[str]):
     def __fspath__(self) -> str:
         return str(self.path)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the result as plain data."""
         facts = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         return {**facts, "path": str(self.path)}
@@ -260,18 +260,15 @@ def _drop_heads(model: LanguageModel | ModelWithHead) -> tuple[str, ...]:
 
     The vocabulary head of a classifier was trained by an auxiliary loss, and is not used to predict.
     """
-    body, part = (model.model, "head") if isinstance(model, ModelWithHead) else (model, "span")
-    if isinstance(model, ModelWithHead):
-        if not isinstance(model.spec, Classification) or body.head is None:
-            return ()
-        count, name = body.spec.params().total - replace(body.spec, head=None).params().total, "vocabulary head"
-    elif body.span is None:
-        return ()
+    body = get_language_model(model)
+    if isinstance(model, ModelWithHead) and isinstance(model.spec, Classification) and body.head is not None:
+        name, spec, body.head = "vocabulary head", replace(body.spec, head=None), None
+    elif isinstance(model, LanguageModel) and body.span is not None:
+        name, spec, body.span = "span boundary head", replace(body.spec, span=None), None
     else:
-        count, name = sum(parameter.numel() for parameter in body.span.parameters()), "span boundary head"
-    setattr(body, part, None)
-    changes: dict[str, Any] = {part: None}
-    body.spec = replace(body.spec, **changes)
+        return ()
+    count = body.spec.params().total - spec.params().total
+    body.spec = spec
     return (f"{name} ({count:,} parameters)",)
 
 

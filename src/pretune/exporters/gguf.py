@@ -155,14 +155,14 @@ def check_architecture(spec: Model) -> None:
         raise UsageError(f"{refusal}; this '{spec.family}' differs in {differences[0]}; export it to hf or onnx")
 
 
-def describe_model(spec: Model, kind: str) -> dict[str, Any]:
+def describe_model(spec: Model, kind: str) -> dict[str, object]:
     """Return the metadata of the architecture."""
     stack = spec.decoder
     assert isinstance(stack, Stack) and isinstance(stack.position, Rotary) and isinstance(stack.norm, RMSNorm)
     block, position = stack.blocks[0], stack.position
     heads, kv_heads, head_width = block.attention.resolve_shape(width=spec.width)
     scaling = position.scaling
-    sizes: dict[str, Any] = {
+    sizes: dict[str, object] = {
         "vocab_size": spec.vocab,
         "context_length": spec.context or 2048,
         "embedding_length": spec.width,
@@ -187,7 +187,7 @@ def describe_model(spec: Model, kind: str) -> dict[str, Any]:
     }
 
 
-def describe_tokenizer(model: LanguageModel) -> dict[str, Any]:
+def describe_tokenizer(model: LanguageModel) -> dict[str, object]:
     """Return the vocabulary, its merges and special tokens; a model without tokenizer has none.
 
     Raises:
@@ -296,7 +296,7 @@ def _find_splitter(content: dict[str, Any]) -> str:
     )
 
 
-def _write_file(file: BinaryIO, metadata: dict[str, Any], tensors: list[StoredTensor]) -> None:
+def _write_file(file: BinaryIO, metadata: dict[str, object], tensors: list[StoredTensor]) -> None:
     file.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata)))
     file.writelines(_encode_text(key) + _encode_value(value) for key, value in metadata.items())
     offset = 0

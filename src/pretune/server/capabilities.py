@@ -137,7 +137,7 @@ class MaskFiller(Capability):
                     f"pieces {pieces} take {sequences}; lower k or pieces, or send texts with fewer masks"
                 )
 
-    def run(self, texts: Sequence[str], *, k: int, pieces: int | None) -> list[dict[str, Any]]:
+    def run(self, texts: Sequence[str], *, k: int, pieces: int | None) -> list[dict[str, object]]:
         """Return the predictions for every mask, and the text with the best ones."""
         return [
             {
@@ -166,7 +166,7 @@ class RunPredictor(Capability):
             self._tasks[task] = self.finetuned_run.select_task(task)
         return self._tasks[task]
 
-    def run(self, items: Sequence[Any], *, task: str | None) -> list[dict[str, Any]]:
+    def run(self, items: Sequence[Any], *, task: str | None) -> list[dict[str, object]]:
         """Return the predictions for texts, pairs of texts, or rows of columns."""
         return self.select_run(task).predict(items)
 
@@ -181,7 +181,7 @@ class Explainer(RunPredictor):
         if not self.finetuned_run.saved_task.members:
             check_explainable(self.finetuned_run.load_predictor().encoder)
 
-    def explain(self, items: Sequence[Any], *, task: str | None, label: str | None) -> list[dict[str, Any]]:
+    def explain(self, items: Sequence[Any], *, task: str | None, label: str | None) -> list[dict[str, object]]:
         """Return the importance for the predicted labels, or for another one."""
         run = self.select_run(task)
         predictor, examples = run.load_predictor(), [run.saved_task.build_example(item, "input") for item in items]
@@ -200,7 +200,7 @@ class TextScorer(Capability):
         # NOTE: a bidirectional model scores a copy of a text for every token.
         self.chunk_size = 1 if is_bidirectional(self.model) else 16
 
-    def run(self, texts: Sequence[str]) -> list[dict[str, Any]]:
+    def run(self, texts: Sequence[str]) -> list[dict[str, object]]:
         """Return the log-probabilities of texts and of their tokens."""
         passages = encode_passages(self.tokenizer, list(texts))
         result = compute_token_logprobs(self.model, passages)
@@ -225,7 +225,7 @@ class IndexSearcher(Capability):
             raise UsageError("it is not an index")
         self.index, self.embedder = model.index, model.embedder
 
-    def run(self, queries: Sequence[str], *, k: int, words: bool) -> list[list[dict[str, Any]]]:
+    def run(self, queries: Sequence[str], *, k: int, words: bool) -> list[list[dict[str, object]]]:
         """Return the best texts for every query."""
         hits = self.index.search(list(queries), k, model=None if words else self.embedder, words=words)
         return [[hit._asdict() for hit in row] for row in hits]
@@ -240,11 +240,11 @@ class AttentionViewer(Capability):
         self.model = model.get_readable_network()
         list_parts(self.model)
 
-    def run(self, texts: Sequence[str], *, layer: Any, head: int | None, part: Any) -> list[dict[str, Any]]:
+    def run(self, texts: Sequence[str], *, layer: Any, head: int | None, part: Any) -> list[dict[str, object]]:
         """Return the weights of a head, or of the mean of all."""
         return [view_attention(self.model, text, layer=layer, head=head, part=part).to_dict() for text in texts]
 
-    def run_heads(self, texts: Sequence[str], *, part: Any) -> list[dict[str, Any]]:
+    def run_heads(self, texts: Sequence[str], *, part: Any) -> list[dict[str, object]]:
         """Return the weights of all heads, and the pattern of each head; "" for a text without patterns."""
         results = []
         for text in texts:
@@ -268,7 +268,7 @@ class TextTokenizer(Capability):
     def __init__(self, model: LoadedModel) -> None:
         self.tokenizer = model.get_tokenizer()
 
-    def run(self, text: str) -> list[dict[str, Any]]:
+    def run(self, text: str) -> list[dict[str, object]]:
         """Return the tokens of a text, special ones included, with ids and the characters at which they start."""
         tokenizer = self.tokenizer
         encoding, ids, first = tokenizer.encode_batch([text]), tokenizer.encode(text), len(tokenizer.template.prefix)
@@ -339,7 +339,7 @@ class WordComparer(Capability):
         if self.vectors is None and model.get_readable_network().prompt is not None:
             raise UsageError("a model with a tuned prompt has no states of plain text")
 
-    def run(self, items: Sequence[tuple[tuple[str, str], tuple[str, str]]]) -> list[dict[str, Any]]:
+    def run(self, items: Sequence[tuple[tuple[str, str], tuple[str, str]]]) -> list[dict[str, object]]:
         """Return the similarities of pairs of words."""
         if self.vectors is None:
             return [asdict(compare_words(self.model.get_network(), first, second)) for first, second in items]
@@ -359,7 +359,7 @@ class NeighborFinder(WordComparer):
 
     def find(
         self, items: Sequence[tuple[str, str, tuple[str, ...]]], *, k: int, layer: int | None, same_word: bool
-    ) -> list[dict[str, Any]]:
+    ) -> list[dict[str, object]]:
         """Return the neighbors of words in sentences, among texts, or among held-out ones."""
         if self.vectors is not None:
             return [_list_static_neighbors(self.vectors, word, k) for word, _, _ in items]
@@ -386,7 +386,7 @@ class NeighborFinder(WordComparer):
         return self._corpus
 
 
-def _list_static_neighbors(vectors: WordVectors, word: str, k: int) -> dict[str, Any]:
+def _list_static_neighbors(vectors: WordVectors, word: str, k: int) -> dict[str, object]:
     name = find_word(vectors, word)
     static = [{"word": other, "score": float(score)} for other, score in vectors.find_nearest(name, k)]
     return {"pieces": [name], "context": [], "static": static, "words": len(vectors)}

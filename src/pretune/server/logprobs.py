@@ -5,7 +5,7 @@ They are the model's own: before penalties, bias, temperature and filters.
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -134,7 +134,7 @@ def find_start(old_text: str, text: str) -> int:
     return next((i for i, (old, new) in enumerate(pairs) if old != new), len(text))
 
 
-def format_logprobs(entries: Sequence[SpelledLogprob]) -> dict[str, Any]:
+def format_logprobs(entries: Sequence[SpelledLogprob]) -> dict[str, object]:
     """Return entries in the shape of OpenAI's API."""
     has_top = any(entry.top is not None for entry in entries)
     return {

@@ -103,11 +103,11 @@ class ServedModel:
             raise UsageError(f"a text must have <= {limit} tokens, got {longest}; shorten it")
 
 
-def describe_inputs(served_model: ServedModel) -> dict[str, Any]:
+def describe_inputs(served_model: ServedModel) -> dict[str, object]:
     """Return what a page needs to know for its inputs: shape, layers and heads, tasks, lengths."""
     model = served_model.loaded_model
     network = model.network
-    out: dict[str, Any] = {"shape": "vectors" if network is None else network.shape}
+    out: dict[str, object] = {"shape": "vectors" if network is None else network.shape}
     if network is not None:
         out["max_length"] = network.spec.max_length
     if served_model.can(AttentionViewer):
@@ -125,20 +125,21 @@ def _list_tasks(run: FinetunedRun) -> list[SavedTask]:
     return [task.select(member.name)[1] for member in task.members] or [task]
 
 
-def _describe_task(saved_task: SavedTask) -> dict[str, Any]:
+def _describe_task(saved_task: SavedTask) -> dict[str, object]:
     inputs = get_type(saved_task.build_task()).inputs
     needs_pair = inputs.second_text == "required" or saved_task.pair is not None
     labels = list(saved_task.labels)
     return {"name": saved_task.name, "kind": saved_task.task_kind, "labels": labels, "has_pair": needs_pair}
 
 
-def build_card(model: LoadedModel) -> dict[str, Any]:
+def build_card(model: LoadedModel) -> dict[str, object]:
     """Return the facts, the model card, the data card, the cost and the training curves of a model.
 
     What a model does not have is empty. A damaged file is a note; the other parts are still returned.
     """
-    out: dict[str, Any] = {"facts": [*_list_facts(model)], "card": "", "data": None}
-    out |= {name: [] for name in ("scores", "cost", "curves", "notes")}
+    notes: list[str] = []
+    out: dict[str, object] = {"facts": [*_list_facts(model)], "card": "", "data": None}
+    out |= {"scores": [], "cost": [], "curves": [], "notes": notes}
     if model.path is None or not model.path.is_dir():
         return out
     run_dir = RunDir(model.path)
@@ -146,12 +147,12 @@ def build_card(model: LoadedModel) -> dict[str, Any]:
         if run_dir.card.is_file():
             out["card"] = _strip_metadata(io.read_bounded(run_dir.card, CheckpointError, MAX_CARD_BYTES).decode())
     except (PretuneError, UnicodeDecodeError) as error:
-        out["notes"].append(f"model card: {error}")
+        notes.append(f"model card: {error}")
     if run_dir.settings.is_file():
         try:
             out |= _describe_run(read_run(model.path))
         except PretuneError as error:
-            out["notes"].append(str(error))
+            notes.append(str(error))
     return out
 
 
@@ -161,8 +162,8 @@ def _strip_metadata(text: str) -> str:
     return rest.strip() if mark and text.startswith("---\n") else text.strip()
 
 
-def _describe_run(run: RunRecord) -> dict[str, Any]:
-    out: dict[str, Any] = {"run": [*list_properties(run)]}
+def _describe_run(run: RunRecord) -> dict[str, object]:
+    out: dict[str, object] = {"run": [*list_properties(run)]}
     if run.scores is not None:
         out["scores"] = facts.build_score_table(run.scores)
     if run.cost is not None:
@@ -173,12 +174,12 @@ def _describe_run(run: RunRecord) -> dict[str, Any]:
             "sources": [facts.SOURCE_HEADER, *facts.list_sources(run.card)],
             "facts": build_data_rows(run.card),
         }
+    curves = []
     for name, series in build_learning_curves([run]).items():
         lines = [(line.name, [*zip(*average_points(line.points), strict=True)]) for line in series if line.points]
         if lines:
-            curve = {"name": name, "lines": [{"name": label, "points": points} for label, points in lines]}
-            out.setdefault("curves", []).append(curve)
-    return out
+            curves.append({"name": name, "lines": [{"name": label, "points": points} for label, points in lines]})
+    return {**out, "curves": curves}
 
 
 def _list_facts(model: LoadedModel) -> Iterator[tuple[str, str]]:
