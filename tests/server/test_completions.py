@@ -14,10 +14,12 @@ import torch
 import pretune as pt
 from pretune.inference.decoding_state import draw_uniforms
 from pretune.inference.generate import generate_texts
-from pretune.inference.generation_config import GenerationTokens, build_generation_config
+from pretune.inference.generation_config import build_generation_config
+from pretune.server.capabilities import Completer
 from pretune.server.completion import CompletionOptions, CompletionPiece, build_job
 from pretune.server.config import ServerConfig
 from pretune.server.engine import Engine
+from pretune.server.loaded_model import LoadedModel
 from pretune.server.logprobs import TokenLogprob
 from tests.inference.speakers import gpt
 from tests.server.models import PROMPTS, Address, run_engine, run_server
@@ -170,7 +172,7 @@ def test_tokens_of_parts_of_characters() -> None:
     assert words is not None
     config = build_generation_config(max_new_tokens=40, temperature=0)
     wants = CompletionOptions(config=config, logprobs=1, on_piece=pieces.append)
-    job = build_job(model, words, GenerationTokens.from_model(model), ["Once"], wants, ServerConfig())
+    job = build_job(Completer(LoadedModel(model=model)), ["Once"], wants, ServerConfig())
     (row,) = job.rows
     for token in (tokens := words.encode(" naïve 日本 e", add_special_tokens=False)):
         row.logprobs.append(TokenLogprob(token, -1.0, ((token, -1.0), (5, -2.0))))

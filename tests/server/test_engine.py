@@ -20,6 +20,7 @@ from pretune.inference.index import build
 from pretune.inference.prompts import encode_prompts
 from pretune.models.model import LanguageModel
 from pretune.server import continuous
+from pretune.server.capabilities import Completer
 from pretune.server.completion import CompletionOptions, build_job
 from pretune.server.config import ServerConfig
 from pretune.server.engine import Engine
@@ -31,6 +32,7 @@ from pretune.server.errors import (
     UnavailableError,
     UnknownModelError,
 )
+from pretune.server.loaded_model import LoadedModel
 from tests.inference.speakers import bert, gpt, t5
 from tests.server.models import PROMPTS, models, run_engine
 from tests.server.playground import classifier
@@ -105,9 +107,7 @@ def test_pieces_are_whole_characters() -> None:
     tokenizer = model.tokenizer
     assert tokenizer is not None
     job = build_job(
-        model,
-        tokenizer,
-        GenerationTokens.from_model(model),
+        Completer(LoadedModel(model=model)),
         ["Once"],
         CompletionOptions(
             config=build_generation_config(max_new_tokens=30), on_piece=lambda piece: pieces.append(piece.text)

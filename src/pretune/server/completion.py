@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple, cast
 
 from pretune.core.errors import UsageError
 from pretune.inference.generate import Continuation, GeneratedText, StopStrings, TextStreamer
-from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens
+from pretune.inference.generation_config import BeamSearch, GenerationConfig
 from pretune.inference.prompts import encode_prompts, get_length_limits
-from pretune.models.model import LanguageModel
+from pretune.server.capabilities import Completer
 from pretune.server.config import ServerConfig
 from pretune.server.continuous import DecodingRow
 from pretune.server.logprobs import (
@@ -209,15 +209,10 @@ class _TextState:
 
 
 def build_job(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    generation_tokens: GenerationTokens,
-    prompts: Sequence[Prompt],
-    options: CompletionOptions,
-    limits: ServerConfig,
+    completer: Completer, prompts: Sequence[Prompt], options: CompletionOptions, limits: ServerConfig
 ) -> CompletionJob:
     """Encode prompts and check every limit. Raises a UsageError that names the limit."""
-    config = options.config
+    tokenizer, spec, config = completer.tokenizer, completer.decoder.spec, options.config
     if isinstance(config.search, BeamSearch):
         raise UsageError("beam search is not served; use `pretune generate --beams`")
     if config.max_new_tokens > limits.max_new_tokens:
@@ -226,16 +221,15 @@ def build_job(
         raise UsageError(f"prompts x samples must be from 1 to {limits.max_texts}, got {len(prompts) * config.returns}")
     if options.logprobs is not None and not 0 <= options.logprobs <= limits.max_logprobs:
         raise UsageError(f"logprobs must be from 0 to {limits.max_logprobs}, got {options.logprobs}")
-    config.check_vocabulary(model.spec.vocab)
+    config.check_vocabulary(spec.vocab)
     new_tokens = config.max_new_tokens if options.has_new else 0
-    ids = [_encode(model, tokenizer, generation_tokens, prompt, new_tokens, limits) for prompt in prompts]
-    is_encoder_decoder = model.spec.is_encoder_decoder
-    start = [] if generation_tokens.start is None else [generation_tokens.start]
+    ids = [_encode(completer, prompt, new_tokens, limits) for prompt in prompts]
+    start = [] if completer.tokens.start is None else [completer.tokens.start]
     rows = [
         DecodingRow(
-            start if is_encoder_decoder else tokens,
+            start if spec.is_encoder_decoder else tokens,
             config,
-            tokens if is_encoder_decoder else None,
+            tokens if spec.is_encoder_decoder else None,
             number,
             return_index,
             # NOTE: the best of several texts are chosen by log-probability.
@@ -247,24 +241,18 @@ def build_job(
     texts = [prompt if isinstance(prompt, str) else tokenizer.decode(list(prompt), special=False) for prompt in prompts]
     return CompletionJob(
         tokenizer=tokenizer,
-        prompts=[""] * len(prompts) if is_encoder_decoder else texts,
+        prompts=[""] * len(prompts) if spec.is_encoder_decoder else texts,
         prompt_ids=ids,
         rows=rows,
-        continuations=[Continuation(tokenizer, () if is_encoder_decoder else tokens) for tokens in ids],
+        continuations=[Continuation(tokenizer, () if spec.is_encoder_decoder else tokens) for tokens in ids],
         stops=StopStrings(options.stop),
         options=options,
     )
 
 
-def _encode(
-    model: LanguageModel,
-    tokenizer: Tokenizer,
-    generation_tokens: GenerationTokens,
-    prompt: Prompt,
-    new_tokens: int,
-    limits: ServerConfig,
-) -> list[int]:
+def _encode(completer: Completer, prompt: Prompt, new_tokens: int, limits: ServerConfig) -> list[int]:
     """Return the ids of a prompt with its special tokens, and check its length."""
+    model = completer.decoder
     source_limit, decoder_limit = get_length_limits(model)
     new_limit = limits.max_length if decoder_limit is None else min(decoder_limit, limits.max_length)
     if isinstance(prompt, str):
@@ -272,7 +260,7 @@ def _encode(
             raise UsageError(f"a prompt must have <= {limits.max_characters} characters, got {len(prompt)}")
         new = min(new_tokens, new_limit - 1)
         (tokens,), excess = encode_prompts(
-            model, tokenizer, [prompt], generation_tokens, max_new_tokens=new, truncate=True
+            model, completer.tokenizer, [prompt], completer.tokens, max_new_tokens=new, truncate=True
         )
         size = len(tokens) + excess
     else:

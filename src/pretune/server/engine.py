@@ -203,10 +203,10 @@ class Engine:
             returns=returns if best_of is not None or not has_new else None,
             on_piece=on_piece,
         )
-        prompt_list, decoder, tokenizer = list_prompts(prompts), capability.decoder, capability.tokenizer
-        job = await asyncio.to_thread(build_job, decoder, tokenizer, capability.tokens, prompt_list, wants, self.config)
+        prompt_list = list_prompts(prompts)
+        job = await asyncio.to_thread(build_job, capability, prompt_list, wants, self.config)
         with self.track(job):
-            if echo and logprobs is not None and not decoder.spec.is_encoder_decoder:
+            if echo and logprobs is not None and not capability.decoder.spec.is_encoder_decoder:
                 work = partial(Completer.compute_logprobs, count=logprobs)
                 scoring = BatchJob("logprobs", capability, job.prompt_ids, work, capability.chunk_size)
                 entries = await self._wait(worker, scoring, deadline)
