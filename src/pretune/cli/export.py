@@ -7,31 +7,33 @@ from typing import Annotated, Literal
 from pretune.cli._options import DtypeName, OutputFormat
 from pretune.cli._output import find_free_path, hint, print_facts, quote
 from pretune.core import log
-from pretune.core.api import Option
+from pretune.core.api import Option, Options, option, option_set
 from pretune.runs.options import BASE, MODEL
 
 
-def export(
-    directories: Annotated[
-        list[Path],
-        Option(
-            "MODEL",
-            "Run, Hugging Face directory, hf:OWNER/NAME, or `pretune list models`. Of several runs, the mean weights.",
-        ),
-    ],
-    *,
-    to: Annotated[
-        Literal["hf", "onnx", "gguf"], Option("--to", "Format: a Hugging Face directory, ONNX files, or a GGUF file.")
-    ],
-    out: Annotated[Path, Option("--out PATH", "Output directory, or a file NAME.onnx or NAME.gguf.")],
-    dtype: Annotated[DtypeName | None, Option("--dtype", "Data type of the weights (default: unchanged).")] = None,
-    quantize: Annotated[
-        Literal["int8"] | None, Option("--quantize", "8-bit weights: more files with --to onnx, Q8_0 with --to gguf.")
-    ] = None,
-    base: Annotated[Path | None, BASE] = None,
-    overwrite: Annotated[bool, Option("--overwrite", "Write into a non-empty directory, or over a file.")] = False,
-    output: OutputFormat,
-) -> None:
+@option_set
+class ExportOptions(Options):
+    """Options of an export."""
+
+    directories: list[Path] = option(
+        "MODEL",
+        "Run, Hugging Face directory, hf:OWNER/NAME, or `pretune list models`. Of several runs, the mean weights.",
+        kind=list[Path],
+        is_required=True,
+    )
+    to: Literal["hf", "onnx", "gguf"] = option(
+        "--to", "Format: a Hugging Face directory, ONNX files, or a GGUF file.", is_required=True
+    )
+    out: Path = option("--out PATH", "Output directory, or a file NAME.onnx or NAME.gguf.", is_required=True)
+    dtype: DtypeName | None = option("--dtype", "Data type of the weights (default: unchanged).")
+    quantize: Literal["int8"] | None = option(
+        "--quantize", "8-bit weights: more files with --to onnx, Q8_0 with --to gguf."
+    )
+    base: Path | None = BASE.field()
+    overwrite: bool = option("--overwrite", "Write into a non-empty directory, or over a file.", default=False)
+
+
+def export(options: ExportOptions, output: OutputFormat) -> None:
     """Export a model as a Hugging Face directory, to ONNX or GGUF.
 
     Several fine-tuned runs of one task and base model are averaged into one model ("model soup"). ONNX files are
@@ -42,14 +44,15 @@ def export(
     """
     from pretune.exporters.export import export as export_model
 
+    out, to = options.out, options.to
     result = export_model(
-        directories if len(directories) > 1 else directories[0],
+        options.directories,
         out=out,
         to=to,
-        dtype=dtype,
-        quantize=quantize,
-        base=base,
-        overwrite=overwrite,
+        dtype=options.dtype,
+        quantize=options.quantize,
+        base=options.base,
+        overwrite=options.overwrite,
     )
     facts = {"out": str(out), "class": result.architecture, "parameters": result.parameters, "dtype": result.dtype}
     if result.omitted_parts:

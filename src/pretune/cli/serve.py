@@ -7,15 +7,14 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from pretune.cli._inputs import check_model
 from pretune.cli._options import OutputFormat
 from pretune.core import log
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError, import_extra
 from pretune.runs.options import DEVICE, SET
 
@@ -55,27 +54,25 @@ def exit_on_early_signals() -> Iterator[None]:
             signal.signal(number, old)
 
 
+@option_set
+class ServeOptions(Options):
+    """Options of the server."""
+
+    models: Sequence[str] = option("[NAME=]MODEL", "Run, Hugging Face directory, index or word vectors.", default=())
+    port: int = option("--port N", "Port; 0: any free one.", default=8000)
+    host: str = option("--host ADDRESS", "Address to listen on; 0.0.0.0: all.", default="127.0.0.1")
+    token: str | None = option("--token TEXT", "Bearer token that requests need (default: $PRETUNE_TOKEN).")
+    allowed_hosts: Sequence[str] = option(
+        "--allow-host NAME", "Name by which clients call the server. Repeatable.", default=()
+    )
+    device: str | None = DEVICE.field()
+    settings: Mapping[str, str] | None = SET.field(
+        usage="--set NAME=VALUE", about="Change a limit, such as max_rows=64. Repeatable."
+    )
+
+
 @exit_on_early_signals()
-def serve(
-    models: Annotated[
-        list[str] | None, Option("[NAME=]MODEL", "Run, Hugging Face directory, index or word vectors.")
-    ] = None,
-    port: Annotated[int, Option("--port N", "Port; 0: any free one.")] = 8000,
-    host: Annotated[str, Option("--host ADDRESS", "Address to listen on; 0.0.0.0: all.")] = "127.0.0.1",
-    token: Annotated[
-        str | None, Option("--token TEXT", "Bearer token that requests need (default: $PRETUNE_TOKEN).")
-    ] = None,
-    allowed_hosts: Annotated[
-        list[str] | None, Option("--allow-host NAME", "Name by which clients call the server. Repeatable.")
-    ] = None,
-    device: Annotated[str | None, DEVICE] = None,
-    settings: Annotated[
-        dict[str, str] | None,
-        replace(SET, usage="--set NAME=VALUE", about="Change a limit, such as max_rows=64. Repeatable."),
-    ] = None,
-    *,
-    output: OutputFormat,
-) -> None:
+def serve(options: ServeOptions, output: OutputFormat) -> None:
     """Serve models by HTTP: a page to try them, and OpenAI's API.
 
     The page at / writes, fills blanks, classifies, compares words, shows attention, searches, and shows model cards.
@@ -83,38 +80,38 @@ def serve(
 
     Example: pretune serve runs/gpt runs/reviews --port 8000
     """
-    if not models:
+    if not options.models:
         raise UsageError(NO_MODEL)
-    sources = parse_sources(models)
+    sources = parse_sources(options.models)
     for module in ("fastapi", "uvicorn"):
         import_extra(module, "serve", "`pretune serve` needs")
-    if not 0 <= port < 2**16:
-        raise UsageError(f"--port must be from 0 to 65535, got {port}")
+    if not 0 <= options.port < 2**16:
+        raise UsageError(f"--port must be from 0 to 65535, got {options.port}")
     from pretune.cli._inputs import resolve_device
     from pretune.core import config as specs
     from pretune.inference.word_vectors import is_word_vectors
     from pretune.server.config import ServerConfig
 
-    config = specs.replace(ServerConfig(), settings or {})
+    config = specs.replace(ServerConfig(), options.settings or {})
     for source in sources.values():
         if not is_word_vectors(source):
             check_model(source)
-    target = str(resolve_device(device))
+    target = str(resolve_device(options.device))
     from pretune.server import http
     from pretune.server.engine import Engine
 
-    secret = (os.environ.get("PRETUNE_TOKEN") if token is None else token) or None
-    if host not in LOOPBACK and secret is None:
+    host, hosts = options.host, options.allowed_hosts
+    token = (os.environ.get("PRETUNE_TOKEN") if options.token is None else options.token) or None
+    if host not in LOOPBACK and token is None:
         log.warn(f"every machine that reaches {host} can use the models; set --token, or use --host 127.0.0.1")
-    listener = http.open_socket(host, port)
+    listener = http.open_socket(host, options.port)
     address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
     engine = Engine(sources, device=target, config=config)
 
     log.info(f"loading {', '.join(sources)}; {address}/health answers 200 when it is done")
     threads = {*threading.enumerate()}
     on_ready = functools.partial(report_ready, engine, address, as_json=output.as_json)
-    hosts = allowed_hosts or ()
-    http.serve(engine, listener, host=host, hosts=hosts, token=secret, on_ready=on_ready, on_timeout=end_process)
+    http.serve(engine, listener, host=host, hosts=hosts, token=token, on_ready=on_ready, on_timeout=end_process)
     if not {*threading.enumerate()} <= threads:  # NOTE: at its end the interpreter aborts if a thread is inside torch
         end_process()
 
@@ -137,7 +134,7 @@ def end_process() -> None:
     os._exit(0)
 
 
-def parse_sources(models: list[str]) -> dict[str, str]:
+def parse_sources(models: Sequence[str]) -> dict[str, str]:
     """Return model directories by name: NAME of NAME=DIR, or the name of the directory.
 
     >>> parse_sources(["runs/gpt", "old=runs/gpt"])

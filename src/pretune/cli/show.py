@@ -3,12 +3,12 @@
 import os
 import re
 import textwrap
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
 
 from pretune.cli._options import SPEC_PATHS, TableFormat
 from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_data, print_page, quote
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError, explain_missing
 from pretune.core.log import Section, format_count, format_number, parse_count
 from pretune.runs.options import SET
@@ -30,27 +30,26 @@ _TIMES = ((" years", 365 * 86400.0, 2), (" days", 86400.0, 2), (" h", 3600.0, 1)
 """Units in seconds, with the number of units from which they are used."""
 
 
-def show(
-    name: Annotated[
-        str,
-        Option(
-            "NAME", "FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME).", names=("pretune.models.families:list_names",)
-        ),
-    ],
-    settings: Annotated[
-        dict[str, str] | None, replace(SET, about="Change the spec: depth=6. Repeatable.", names=SPEC_PATHS)
-    ] = None,
-    tokens: Annotated[str, Option("--tokens N", "Training tokens: 1e9, 10B, 300M, 2k.")] = "1B",
-    length: Annotated[str | None, Option("--length N", "Sequence length (default: the model's context).")] = None,
-    targets: Annotated[
-        float | None, Option("--targets SHARE", "Share of positions with a target (default: encoders 0.15, others 1).")
-    ] = None,
-    devices: Annotated[
-        str | None, Option("--devices NxDEVICE", "Sharded training on several GPUs: 64xh100, or 8xh100,64xh100.")
-    ] = None,
-    *,
-    output: TableFormat,
-) -> None:
+@option_set
+class ShowOptions(Options):
+    """Options of the facts of a model."""
+
+    name: str = option(
+        "NAME",
+        "FAMILY[-SIZE], or MODEL (./DIR, hf:OWNER/NAME).",
+        is_required=True,
+        names=("pretune.models.families:list_names",),
+    )
+    settings: "Mapping[str, str] | None" = SET.field(about="Change the spec: depth=6. Repeatable.", names=SPEC_PATHS)
+    tokens: str = option("--tokens N", "Training tokens: 1e9, 10B, 300M, 2k.", default="1B")
+    length: str | None = option("--length N", "Sequence length (default: the model's context).")
+    targets: float | None = option(
+        "--targets SHARE", "Share of positions with a target (default: encoders 0.15, others 1)."
+    )
+    devices: str | None = option("--devices NxDEVICE", "Sharded training on several GPUs: 64xh100, or 8xh100,64xh100.")
+
+
+def show(options: ShowOptions, output: TableFormat) -> None:
     """Show a model's parameters, FLOPs, memory and training cost.
 
     Everything is computed from the spec; no weights are allocated.
@@ -59,15 +58,9 @@ def show(
     """
     from pretune.models.families import list_names
 
-    label, spec = _find(name, settings or {})
-    facts = collect(
-        label,
-        spec,
-        tokens=parse_count(tokens, "--tokens"),
-        length=None if length is None else parse_count(length, "--length"),
-        targets=targets,
-        clusters=[] if devices is None else devices.split(","),
-    )
+    name = options.name
+    label, spec = _find(name, options.settings or {})
+    facts = collect(label, spec, options)
     if print_data(output, facts, ("table", "row", "name", "value"), list_records(facts)):
         return
     printable = "".join(c if c.isprintable() else "?" for c in label)
@@ -81,22 +74,16 @@ def show(
         hint("verify", name)
 
 
-def collect(
-    label: str,
-    spec: "Model",
-    *,
-    tokens: int,
-    length: int | None = None,
-    targets: float | None = None,
-    clusters: "Sequence[str]" = (),
-) -> dict[str, Any]:
-    """Return all facts, JSON-ready; `clusters` are numbers of devices with their names, such as "64xh100"."""
+def collect(label: str, spec: "Model", options: ShowOptions) -> dict[str, Any]:
+    """Return all facts, JSON-ready."""
     from pretune.core.config import to_dict
     from pretune.models.cost import CO2_KG_PER_KWH, estimate_memory, estimate_target_share, flops_per_token
     from pretune.models.devices import DEVICES, DOLLARS_PER_KWH
 
-    length = _resolve_length(spec, length)
-    targets = estimate_target_share(spec) if targets is None else targets
+    tokens = parse_count(options.tokens, "--tokens")
+    length = _resolve_length(spec, None if options.length is None else parse_count(options.length, "--length"))
+    targets = estimate_target_share(spec) if options.targets is None else options.targets
+    clusters = [] if options.devices is None else options.devices.split(",")
     example = length * (2 if spec.is_encoder_decoder else 1)
     batch = max(1, BATCH_TOKENS // example) * example
     flops = {
@@ -165,7 +152,7 @@ def _build_pair(spec: "Model") -> "Pair | None":
     return None if build is None else build(spec)
 
 
-def _find(name: str, changes: dict[str, str]) -> "tuple[str, Model]":
+def _find(name: str, changes: "Mapping[str, str]") -> "tuple[str, Model]":
     """Return the display name and spec. A catalogue name takes precedence over a directory; use ./NAME for that."""
     from pretune.core import config
     from pretune.core.hub import resolve_path
@@ -196,7 +183,7 @@ def _suggest_objective(family: str) -> tuple[str, str]:
     return ("list", "objectives") if training is None else ("show-batch", str(training.objective["kind"]))
 
 
-def _format_name(name: str, changes: dict[str, str]) -> str:
+def _format_name(name: str, changes: "Mapping[str, str]") -> str:
     return name + "".join(f" {path}={value}" for path, value in changes.items())
 
 

@@ -1,14 +1,14 @@
 """`pretune show-batch`: tokens, targets and attention mask of an objective."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from pretune.cli._options import SHAPES, OutputFormat
+from pretune.cli._options import SHAPES, OutputFormat, list_words
 from pretune.cli._output import find_free_path, hint, hint_other, print_page, quote
 from pretune.core import log
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.log import Section, count_cells
 from pretune.runs.options import SET
 
@@ -21,25 +21,25 @@ MAX_KEYS = 40
 """Maximum number of columns of a mask."""
 
 
-def show_batch(
-    objective: Annotated[
-        str, Option("OBJECTIVE", "Objective of `pretune list objectives`.", names=("pretune.objectives:OBJECTIVES",))
-    ],
-    text: Annotated[
-        list[str] | None, Option("--text TEXT", "Sentence; repeat for objectives with two segments.")
-    ] = None,
-    tokenizer: Annotated[Path | None, Option("--tokenizer DIR", "Tokenizer (default: split into words).")] = None,
-    shape: Annotated[
-        str | None, Option("--shape NAME", "Model shape: encoder, decoder, encoder-decoder, …", names=SHAPES)
-    ] = None,
-    seed: Annotated[int, Option("--seed N", "Random seed.")] = 0,
-    hide: Annotated[
-        list[str] | None, Option("--hide WORDS", "Mask these words instead of random ones. Repeatable.")
-    ] = None,
-    settings: Annotated[dict[str, str] | None, replace(SET, about="Change a setting: rate=0.3. Repeatable.")] = None,
-    *,
-    output: OutputFormat,
-) -> None:
+@option_set
+class ShowBatchOptions(Options):
+    """Options of an example of an objective."""
+
+    objective: str = option(
+        "OBJECTIVE",
+        "Objective of `pretune list objectives`.",
+        is_required=True,
+        names=("pretune.objectives:OBJECTIVES",),
+    )
+    text: Sequence[str] = option("--text TEXT", "Sentence; repeat for objectives with two segments.", default=())
+    tokenizer: Path | None = option("--tokenizer DIR", "Tokenizer (default: split into words).")
+    shape: str | None = option("--shape NAME", "Model shape: encoder, decoder, encoder-decoder, …", names=SHAPES)
+    seed: int = option("--seed N", "Random seed.", default=0)
+    hide: Sequence[str] = option("--hide WORDS", "Mask these words instead of random ones. Repeatable.", default=())
+    settings: Mapping[str, str] | None = SET.field(about="Change a setting: rate=0.3. Repeatable.")
+
+
+def show_batch(options: ShowBatchOptions, output: OutputFormat) -> None:
     """Show inputs, targets and attention mask of an objective.
 
     Prints the corrupted input, the targets, the loss, and which positions attend to which.
@@ -49,29 +49,24 @@ def show_batch(
     from pretune.objectives.example import build_example
     from pretune.text.tokenizer import Tokenizer
 
+    objective, settings = options.objective, options.settings or {}
     example = build_example(
         objective,
-        texts=text or (),
-        tokenizer=None if tokenizer is None else Tokenizer.load(tokenizer),
-        shape=shape,
-        seed=seed,
-        settings=settings or {},
-        hide=hide or (),
+        texts=options.text,
+        tokenizer=None if options.tokenizer is None else Tokenizer.load(options.tokenizer),
+        shape=options.shape,
+        seed=options.seed,
+        settings=settings,
+        hide=options.hide,
     )
     if output.as_json:
         log.print_json(example.to_dict())
         return
-    note = "" if tokenizer else "Tokens are words here; use --tokenizer DIR for subwords."
+    note = "" if options.tokenizer else "Tokens are words here; use --tokenizer DIR for subwords."
     print_page(_replace_unencodable(example.title), _replace_unencodable(example.about), _build_sections(example), note)
-    values_by_option = {
-        "--text": text,
-        "--hide": hide,
-        "--set": [f"{path}={value}" for path, value in (settings or {}).items()],
-        "--tokenizer": tokenizer and [tokenizer],
-        "--shape": shape and [shape],
-    }
-    options = [word for name, values in values_by_option.items() for value in values or () for word in (name, value)]
-    hint("show-batch", objective, *options, "--seed", seed + 1)
+    lists = (("--text", options.text), ("--hide", options.hide), ("--set", [*map("=".join, settings.items())]))
+    words = [word for name, values in lists for value in values for word in (name, value)]
+    hint("show-batch", objective, *words, *list_words(options, "tokenizer", "shape"), "--seed", options.seed + 1)
     hint_other(f"pretrain FAMILY --objective {objective} --data DATA --out {quote(find_free_path('runs/base'))}")
 
 
