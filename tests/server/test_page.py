@@ -21,7 +21,8 @@ from pretune.core.errors import UsageError
 from pretune.data.layout import pack_in_order
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.app import MEDIA_TYPES, PAGE_DIR
-from pretune.server.capabilities import NeighborCache
+from pretune.server.capabilities import NeighborFinder
+from pretune.server.loaded_model import LoadedModel
 from pretune.server.openapi import describe, get_body_schema
 from tests.conftest import ROOT
 from tests.inference.speakers import bert, gpt, t5
@@ -207,16 +208,20 @@ def test_neighbors_of_the_same_texts_are_computed_once(monkeypatch: pytest.Monke
     monkeypatch.setattr("pretune.server.capabilities.compute_word_states", compute)
     texts, others = ("An old house stood.", "A bird and a house!"), ("They went home.",)
     size = compute_word_states(bert(), texts).nbytes
-    cache, question = NeighborCache(bert(), size), ("house", "The house.")
+    finder, question = NeighborFinder(LoadedModel(model=bert()), size), ("house", "The house.")
     expected = pt.neighbors(bert(), *question, texts, k=3)
+
+    def find(texts: tuple[str, ...], same_word: bool = False) -> Any:
+        return finder.find([(*question, texts)], k=3, layer=None, same_word=same_word)[0]["context"]
+
     for same_word in (True, False, False, True):
-        found = cache.find(*question, texts, k=3, same_word=same_word)
-    assert computed == [(texts, None)] and {one.word for one in found.context} == {"house"}
-    assert [one[:4] for one in cache.find(*question, texts, k=3).context] == [one[:4] for one in expected.context]
-    cache.find(*question, others, k=3)  # no room for both
-    cache.find(*question, texts, k=3)
-    cache.find(*question, texts * 2, k=3)  # too large: is not kept, and the others stay
-    cache.find(*question, texts, k=3)
+        found = find(texts, same_word)
+    assert computed == [(texts, None)] and {one["word"] for one in found} == {"house"}
+    assert [[*one.values()][:4] for one in find(texts)] == [[*one[:4]] for one in expected.context]
+    find(others)  # no room for both
+    find(texts)
+    find(texts * 2)  # too large: is not kept, and the others stay
+    find(texts)
     assert computed == [(texts, None), (others, None), (texts, None), (texts * 2, None)]
 
 

@@ -25,7 +25,6 @@ from pretune.analysis.attention_inputs import list_parts
 from pretune.analysis.held_out import read_held_out
 from pretune.analysis.importance import check_explainable, compute_importance
 from pretune.analysis.neighbors import (
-    Neighbors,
     WordStates,
     compare_words,
     compute_token_vectors,
@@ -41,7 +40,6 @@ from pretune.inference.scoring import build_scoring_method, compute_token_logpro
 from pretune.inference.scoring_queries import encode_passages
 from pretune.inference.text_model import get_predictive_model
 from pretune.inference.word_vectors import WordVectors
-from pretune.models.model import LanguageModel
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.config import ServerConfig
 from pretune.server.loaded_model import LoadedModel
@@ -280,55 +278,6 @@ class TextTokenizer(Capability):
         ]
 
 
-class NeighborCache:
-    """States of the words of the latest texts."""
-
-    def __init__(self, model: LanguageModel, max_bytes: int = MAX_BYTES) -> None:
-        self.model, self.max_bytes = model, max_bytes
-        self._states: OrderedDict[tuple[tuple[str, ...], int | None], WordStates] = OrderedDict()
-        self._token_vectors: Tensor | None = None
-
-    def find(
-        self,
-        word: str,
-        sentence: str,
-        texts: Sequence[str],
-        *,
-        k: int,
-        layer: int | None = None,
-        same_word: bool = False,
-    ) -> Neighbors:
-        """Return the neighbors of a word of a sentence among texts, as `neighbors` does."""
-        states = self._get_states(tuple(texts), layer, is_computed=not same_word)
-        if self.model.spec.characters is not None and self._token_vectors is None:
-            self._token_vectors = compute_token_vectors(self.model)
-        return neighbors(
-            self.model,
-            word,
-            sentence,
-            texts if states is None else states,
-            k=k,
-            layer=layer,
-            same_word=same_word,
-            token_vectors=self._token_vectors,
-        )
-
-    def _get_states(self, texts: tuple[str, ...], layer: int | None, *, is_computed: bool) -> WordStates | None:
-        """Return the states of texts, computed if they are not there; None if they are neither."""
-        key = texts, layer
-        if key in self._states:
-            self._states.move_to_end(key)
-            return self._states[key]
-        if not is_computed:  # few lines have a given word
-            return None
-        states = compute_word_states(self.model, texts, layer=layer)
-        if states.nbytes <= self.max_bytes:
-            self._states[key] = states
-            while sum(other.nbytes for other in self._states.values()) > self.max_bytes:
-                self._states.popitem(last=False)
-        return states
-
-
 class WordComparer(Capability):
     """Similarities of two words, each in a sentence; word vectors have no layers."""
 
@@ -352,10 +301,12 @@ class NeighborFinder(WordComparer):
 
     name = "neighbors"
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(model)
-        self._cache = None if model.network is None else NeighborCache(model.network)
-        self._corpus: list[str] = []
+        self.max_bytes = max_bytes
+        self._states: OrderedDict[tuple[tuple[str, ...], int | None], WordStates] = OrderedDict()
+        self._token_vectors: Tensor | None = None
+        self._corpus: tuple[str, ...] = ()
 
     def find(
         self, items: Sequence[tuple[str, str, tuple[str, ...]]], *, k: int, layer: int | None, same_word: bool
@@ -363,11 +314,15 @@ class NeighborFinder(WordComparer):
         """Return the neighbors of words in sentences, among texts, or among held-out ones."""
         if self.vectors is not None:
             return [_list_static_neighbors(self.vectors, word, k) for word, _, _ in items]
-        assert self._cache is not None
-        results = [
-            self._cache.find(word, sentence, texts or self._read_corpus(), k=k, layer=layer, same_word=same_word)
-            for word, sentence, texts in items
-        ]
+        network = self.model.get_network()
+        if network.spec.characters is not None and self._token_vectors is None:
+            self._token_vectors = compute_token_vectors(network)
+        search = partial(neighbors, network, k=k, layer=layer, same_word=same_word, token_vectors=self._token_vectors)
+        results = []
+        for word, sentence, texts in items:
+            texts = texts or self._read_corpus()
+            states = self._get_states(texts, layer, is_computed=not same_word)
+            results.append(search(word, sentence, texts if states is None else states))
         return [
             {
                 "pieces": list(result.pieces),
@@ -378,11 +333,27 @@ class NeighborFinder(WordComparer):
             for result in results
         ]
 
-    def _read_corpus(self) -> list[str]:
+    def _get_states(self, texts: tuple[str, ...], layer: int | None, *, is_computed: bool) -> WordStates | None:
+        """Return the states of the words of texts, computed if they are not there; None if they are neither."""
+        key = texts, layer
+        if key in self._states:
+            self._states.move_to_end(key)
+            return self._states[key]
+        if not is_computed:  # few lines have a given word
+            return None
+        states = compute_word_states(self.model.get_network(), texts, layer=layer)
+        if states.nbytes <= self.max_bytes:
+            self._states[key] = states
+            while sum(other.nbytes for other in self._states.values()) > self.max_bytes:
+                self._states.popitem(last=False)
+        return states
+
+    def _read_corpus(self) -> tuple[str, ...]:
         """Return held-out texts to search for neighbors."""
         if not self._corpus:
             network = self.model.get_network()
-            self._corpus = read_held_out(self.model.path or network, network, NEIGHBOR_TEXTS, sentences=True).texts
+            held_out = read_held_out(self.model.path or network, network, NEIGHBOR_TEXTS, sentences=True)
+            self._corpus = tuple(held_out.texts)
         return self._corpus
 
 
