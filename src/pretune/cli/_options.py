@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -73,53 +73,36 @@ def list_words(options: Options, *names: str) -> list[object]:
 # From options to typer's parameters.
 
 
-class Parameter(NamedTuple):
-    """Parameter of a command: what is typed, the type of its value, and its default."""
-
-    entry: Option
-    type: Any
-    default: Any
-
-
 def derive_command(verb: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer, in which the fields of options stand in place of each parameter that holds them."""
-    groups = {
-        name: (get_options_class(parameter.annotation), _list_parameters(parameter))
-        for name, parameter in inspect.signature(verb, eval_str=True).parameters.items()
-    }
+    parts: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type[Options] | None, dict[str, Option]]] = {}
+    for name, parameter in inspect.signature(verb, eval_str=True).parameters.items():
+        cls: type[Options] | None = parameter.annotation if isinstance(parameter.annotation, type) else None
+        if cls is None:
+            kind, entry = typing.get_args(parameter.annotation)
+            groups[name] = None, {name: entry}
+            parts.append(_derive_parameter(name, entry, kind, parameter.default))
+        else:
+            groups[name] = cls, {key: entry for key, entry in cls.describe().items() if entry.usage}
+            fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
+            parts += [
+                _derive_parameter(key, entry, fields[key].type, fields[key].default)
+                for key, entry in groups[name][1].items()
+            ]
 
     def run(**values: Any) -> None:
         arguments: dict[str, Any] = {}
-        for name, (cls, parameters) in groups.items():
-            group = {key: _convert(part.entry, values[key]) for key, part in parameters.items() if key in values}
+        for name, (cls, entries) in groups.items():
+            group = {key: _convert(entry, values[key]) for key, entry in entries.items() if key in values}
             group = {key: value for key, value in group.items() if value is not None}
             arguments |= group if cls is None else {name: cls(**group)}
         verb(**arguments)
 
-    parts = [_derive_parameter(*item) for _, parameters in groups.values() for item in parameters.items()]
     run.__doc__ = verb.__doc__
     run.__signature__ = inspect.Signature(parts)  # type: ignore[attr-defined]
     run.__annotations__ = {part.name: part.annotation for part in parts}
     return run
-
-
-def get_options_class(annotation: object) -> type[Options] | None:
-    """Return the class of options that an annotation names, if any."""
-    return annotation if isinstance(annotation, type) and issubclass(annotation, Options) else None
-
-
-def _list_parameters(parameter: inspect.Parameter) -> dict[str, Parameter]:
-    """Return what is typed for a parameter of a verb, by name."""
-    cls = get_options_class(parameter.annotation)
-    if cls is None:
-        kind, entry = typing.get_args(parameter.annotation)
-        return {parameter.name: Parameter(entry, kind, parameter.default)}
-    fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
-    return {
-        name: Parameter(entry, fields[name].type, fields[name].default)
-        for name, entry in cls.describe().items()
-        if entry.usage
-    }
 
 
 def _convert(entry: Option, value: Any) -> Any:
@@ -128,10 +111,9 @@ def _convert(entry: Option, value: Any) -> Any:
     return text if entry.parse is None or text is None else entry.parse(text)
 
 
-def _derive_parameter(name: str, parameter: Parameter) -> inspect.Parameter:
+def _derive_parameter(name: str, entry: Option, annotation: Any, default: Any) -> inspect.Parameter:
     """Return typer's parameter."""
-    entry, default = parameter.entry, parameter.default
-    kind = entry.kind or _choose_type(parameter.type)
+    kind = entry.kind or _choose_type(annotation)
     if entry.is_required:
         default = inspect.Parameter.empty
     elif entry.typed is not None:
@@ -141,12 +123,8 @@ def _derive_parameter(name: str, parameter: Parameter) -> inspect.Parameter:
     elif default is not inspect.Parameter.empty and not isinstance(default, bool | int | float | str | Path):
         default = None
     kind = kind if default is not None else kind | None
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, describe_option(entry)],
-    )
+    annotation = Annotated[kind, describe_option(entry)]
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def describe_option(entry: Option, *, is_eager: bool = False, callback: Callable[..., None] | None = None) -> Any:

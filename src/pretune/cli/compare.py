@@ -7,6 +7,7 @@ from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, hint, print_facts
 from pretune.core import log
 from pretune.core.api import Option, require_out
+from pretune.core.log import align_columns, format_count, format_duration, format_number
 from pretune.studies.options import SCALES, CompareOptions
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def _run_plan(plan: "Plan", options: CompareOptions, output: OutputFormat) -> No
 
 def format_plan(plan: "Plan") -> "Iterator[str]":
     """Yield the lines of a plan: question, rows, steps, cost and time."""
-    from pretune.core.log import align_columns, format_count, format_duration, format_number
     from pretune.models.devices import DEVICES
     from pretune.reports.study import ACTION_NAMES
     from pretune.studies.plan import ACTIONS
@@ -79,21 +79,17 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     table: list[tuple[str, ...]] = [("row", "parameters", "tokens", "pre-training FLOPs", "other FLOPs", "time")]
     for row in plan.rows:
         cell = next(cell for cell in plan.cells if cell.row == row.name)
-        keys = plan.list_steps([cell])
-        estimates = [plan.steps[key].estimate for key in keys]
-        runs = [plan.steps[key].estimate for key in keys if plan.steps[key].action == "pretrain"]
-        flops = max((estimate.flops for estimate in runs), default=0)
-        other_flops = sum(plan.steps[key].estimate.flops for key in keys if plan.steps[key].action != "pretrain")
-        table.append(
-            (
-                row.name,
-                format_number(max((estimate.parameters for estimate in estimates), default=0)),
-                format_number(max((estimate.tokens for estimate in runs), default=0)),
-                format_number(flops, billion="G"),
-                format_number(other_flops, billion="G"),
-                format_duration(sum(estimate.seconds for estimate in estimates)),
-            )
+        steps = [plan.steps[key] for key in plan.list_steps([cell])]
+        runs = [step.estimate for step in steps if step.action == "pretrain"]
+        columns = (
+            row.name,
+            format_number(max((step.estimate.parameters for step in steps), default=0)),
+            format_number(max((estimate.tokens for estimate in runs), default=0)),
+            format_number(max((estimate.flops for estimate in runs), default=0), billion="G"),
+            format_number(sum(step.estimate.flops for step in steps if step.action != "pretrain"), billion="G"),
+            format_duration(sum(step.estimate.seconds for step in steps)),
         )
+        table.append(columns)
     yield "one seed of each row:"
     yield from align_columns(table, right=True)
     yield ""
@@ -115,7 +111,6 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 
 def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
-    from pretune.core.log import align_columns
     from pretune.reports.study import format_difference, format_marks, format_tuning, format_verdict, list_rows
 
     yield from align_columns(

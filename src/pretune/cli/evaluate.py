@@ -49,13 +49,12 @@ def evaluate(options: EvaluateOptions, tables: TableOptions, output: TableFormat
         from pretune.runs.evaluate import run_evaluate
 
         user_task = _build_user_task(None if options.shots else models[0], tables)
-        if user_task is not None and options.split is not None and options.split not in user_task.splits:
-            raise UsageError(
-                f"--split '{options.split[:40]}': your table has the splits {' and '.join(user_task.splits)}"
-            )
-        if user_task is not None and len(user_task.splits) == 1:
-            options = replace(options, split=next(iter(user_task.splits)))  # a single file: shots are drawn from it
         if user_task is not None:
+            splits = [*user_task.splits]
+            if options.split is not None and options.split not in splits:
+                raise UsageError(f"--split '{options.split[:40]}': your table has the splits {' and '.join(splits)}")
+            if len(splits) == 1:
+                options = replace(options, split=splits[0])  # a single file: shots are drawn from it
             options = replace(options, task=[cast(str, options.task or ""), user_task])
         with show_progress("evaluating") as report:
 
@@ -150,8 +149,9 @@ def _format_lines(results: "Sequence[EvaluationResult]") -> "Iterator[str]":
     rows = [("task", "split", "shots", "score", "", "over")]
     for result in results:
         first = (result.task, result.split or "-", "-" if result.shots is None else str(result.shots))
+        over = ", ".join(format_count(count, name.replace("_", " ")) for name, count in result.counts.items())
         for place, (name, value) in enumerate(result.scores.items()):
-            start, counts = (("", "", ""), "") if place else (first, _format_counts(result))
+            start, counts = (("", "", ""), "") if place else (first, over)
             rows.append((*start, name, format_score(name, value), counts))
         rows += [("", "", "", f"· {name}", format_score("", value), "") for name, value in result.groups.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -180,7 +180,3 @@ def format_score(name: str, value: float) -> str:
     if any(part in name for part in ("perplexity", "bits", "squared_error", "threshold")):
         return f"{value:,.2f}" if value < 1e6 else f"{value:.2e}"
     return f"{100 * value:.2f} %"
-
-
-def _format_counts(result: "EvaluationResult") -> str:
-    return ", ".join(format_count(count, name.replace("_", " ")) for name, count in result.counts.items())

@@ -8,6 +8,7 @@ from pretune.cli._options import DtypeName, OutputFormat
 from pretune.cli._output import find_free_path, hint, print_facts, quote
 from pretune.core import log
 from pretune.core.api import Option, Options, option, option_set
+from pretune.core.run_dir import RunDir
 from pretune.runs.options import BASE, MODEL
 
 
@@ -55,14 +56,8 @@ def export(options: ExportOptions, output: OutputFormat) -> None:
         overwrite=options.overwrite,
     )
     facts = {"out": str(out), "class": result.architecture, "parameters": result.parameters, "dtype": result.dtype}
-    if result.omitted_parts:
-        facts["omitted_parts"] = list(result.omitted_parts)
-    if to == "onnx":
-        facts |= {"files": list(result.files), "difference": result.difference}
-        if result.quantized_difference is not None:
-            facts["quantized_difference"] = result.quantized_difference
-    elif to == "gguf":
-        facts["files"] = list(result.files)
+    details = ("omitted_parts", "files", "difference", "quantized_difference")
+    facts |= {name: value for name, value in result.to_dict().items() if name in details and value not in (None, [])}
     print_facts(output, facts, f"{out}: {result.architecture}, {result.parameters:,} parameters in {result.dtype}")
     if to == "hf":
         hint("verify", out, silent=output.as_json)
@@ -85,7 +80,6 @@ def verify(
     Example: pretune verify runs/books
     """
     from pretune.core.hub import resolve_path
-    from pretune.core.run_dir import RunDir
     from pretune.runs.verify import verify as verify_model
 
     lines = verify_model(model, base=base)
@@ -115,7 +109,6 @@ def report(
 
     Example: pretune report runs/books runs/sst2 --out report.html
     """
-    from pretune.core.run_dir import RunDir
     from pretune.reports.page import report as write
 
     page = write(runs, out, title=title)

@@ -18,7 +18,14 @@ from pretune.cli._output import (
 from pretune.core import log
 from pretune.core.api import Option, StrPath
 from pretune.core.errors import UsageError, suggest
-from pretune.core.log import format_count
+from pretune.core.log import (
+    align_columns,
+    format_count,
+    format_duration,
+    format_examples,
+    format_number,
+    join_names,
+)
 from pretune.runs.task_options import EmbeddingOptions, FinetuneOptions
 from pretune.tasks.types import TYPE_ALIASES, list_type_options
 
@@ -87,15 +94,6 @@ def is_embedding(task: str | None) -> bool:
     return task is not None and task.partition(":")[0] == EMBEDDING
 
 
-def resolve_task(task: str | None) -> str:
-    """Return the task of `--type embedding`: pairs of a file, or those of a named task.
-
-    >>> resolve_task(None), resolve_task("snli"), resolve_task("embedding:snli")
-    ('embedding', 'embedding:snli', 'embedding:snli')
-    """
-    return task if task is not None and is_embedding(task) else EMBEDDING if task is None else f"{EMBEDDING}:{task}"
-
-
 def _train_embeddings(options: FinetuneOptions, dry_run: bool, output: TableFormat) -> None:
     """Train embeddings and print their scores before and after; options that they lack are refused."""
     if options.type not in (None, EMBEDDING):
@@ -112,8 +110,9 @@ def _train_embeddings(options: FinetuneOptions, dry_run: bool, output: TableForm
         from pretune.tasks import TASKS
     if str(options.dev) not in TASKS:  # which is read there
         _refuse_task_data(options)
-    task = resolve_task(options.task).partition(":")[2] or None
-    changes = {"task": task, "lr": options.rates[0] if options.rates else None}
+    name, _, pairs = (options.task or "").partition(":")
+    task = pairs if name == EMBEDDING else options.task
+    changes = {"task": task or None, "lr": options.rates[0] if options.rates else None}
     embedding_options = options.convert(EmbeddingOptions, reason, type=None, **changes)
     paths = list_paths(EmbeddingConfig())
     for name in options.overrides or {}:
@@ -159,7 +158,6 @@ def _list_records(scores: "Mapping[str, Any]") -> "Iterator[tuple[object, ...]]"
 
 
 def _format_result(run: "FinetunedRun") -> "Iterator[str]":
-    from pretune.core.log import align_columns
     from pretune.reports.facts import build_score_table
     from pretune.runs.model_card import format_notes
 
@@ -179,8 +177,6 @@ def _show(tuning: "FinetuneConfig", plan: "SweepPlan", output: TableFormat, devi
 
 
 def _format_forecast(forecast: dict[str, Any]) -> "Iterator[str]":
-    from pretune.core.log import format_duration, format_examples, format_number, join_names
-
     yield from forecast["notes"]
     kind = (
         forecast["kind"] if forecast["type"] in (None, forecast["kind"]) else f"{forecast['type']}, {forecast['kind']}"

@@ -26,10 +26,6 @@ RULE = "-" * 8
 """Separator between generated texts, which may have several lines."""
 
 
-def _parse_early_stopping(text: str) -> "EarlyStoppingMode":
-    return "never" if text == "never" else text == "true"
-
-
 @option_set
 class GenerateOptions(Options):
     """Options of the generation of text."""
@@ -53,7 +49,7 @@ class GenerateOptions(Options):
         "--early-stopping",
         "Beam search: stop when enough texts are complete (default: false).",
         kind=StrEnum("EarlyStopping", {mode: mode for mode in ("true", "false", "never")}),
-        parse=_parse_early_stopping,
+        parse=lambda text: "never" if text == "never" else text == "true",
     )
     repetition_penalty: float = option(
         "--repetition-penalty X", "Penalize repeated tokens; 1: no penalty.", default=1.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from pretune.cli._errors import to_one_line
 from pretune.cli._inputs import load_model, read_texts
 from pretune.cli._options import EMBEDDING_MODEL, OutputFormat, TableFormat, list_flags
-from pretune.cli._output import check_new_file, hint, print_data, show_progress
+from pretune.cli._output import check_new_file, hint, print_data, print_facts, show_progress
 from pretune.core import log
 from pretune.core.api import Options, option, option_set
 from pretune.core.errors import DataError, UsageError, suggest
@@ -149,11 +149,9 @@ def vectors(options: VectorsOptions, output: OutputFormat) -> None:
             show(share, "training" if share == 1 else f"{share:.0%} of the corpus")
 
         word_vectors = run_vectors(replace(options, progress=report))
-    seconds = round(time.monotonic() - start, 1)
-    if output.as_json:
-        facts = {"out": str(out), "kind": options.kind, "words": len(word_vectors), "width": word_vectors.width}
-        log.print_json({**facts, "seconds": seconds})
-        return
-    log.print_result(f"{out}: {format_count(len(word_vectors), 'words')} of width {word_vectors.width}, {options.kind}")
-    log.info(f"took {seconds} s")
-    hint("neighbors", out, word_vectors.words[0])
+    seconds, width = round(time.monotonic() - start, 1), word_vectors.width
+    facts = {"out": str(out), "kind": options.kind, "words": len(word_vectors), "width": width, "seconds": seconds}
+    print_facts(output, facts, f"{out}: {format_count(len(word_vectors), 'words')} of width {width}, {options.kind}")
+    if output.is_text:
+        log.info(f"took {seconds} s")
+        hint("neighbors", out, word_vectors.words[0])

@@ -98,26 +98,26 @@ def _print_predictions(run: "FinetunedRun", inputs: list["Example | BlankInput"]
 
 
 def _read(inputs: str, task: "SavedTask", columns: list[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the location and value of each input; columns requested by option must exist."""
+    """Return the location and value of each input; columns requested by option must exist."""
     path = Path(inputs)
     if inputs != "-" and not path.is_file():
         remedy = f"; to predict a text, pipe it: echo {quote(inputs)} | pretune predict RUN --input -"
         raise DataError(f"{inputs}: {explain_missing(inputs, remedy=remedy if ' ' in inputs else '')}")
     suffixes = {suffix.lower() for suffix in path.suffixes}
     if inputs == "-" or not suffixes & {".csv", ".tsv", ".jsonl", ".json", ".conll", ".conllu", ".ndjson"}:
-        yield from _check_columns(_read_lines(inputs, has_pair=not task.reads_one_text), columns)
-        return
+        return _check_columns(_read_lines(inputs, has_pair=not task.reads_one_text), columns)
     from pretune.tasks.table import open_table
 
     task_columns = [column for column in (task.text, task.pair) if column]
     table = open_table(path, task_columns, allow_single_column=True)
     if table.form == "conll":
-        yield from _check_columns(_read_sentences(path, ".conllu" in suffixes), columns)
-        return
-    for column in columns if table.form != "jsonl" else ():
-        table.check_column(column)
+        return _check_columns(_read_sentences(path, ".conllu" in suffixes), columns)
     rows = ((row.location, row.values) for row in table.read_rows())
-    yield from _check_columns(rows, columns if table.form == "jsonl" else [])
+    if table.form == "jsonl":
+        return _check_columns(rows, columns)
+    for column in columns:
+        table.check_column(column)
+    return rows
 
 
 def _check_columns(values: Iterable[tuple[str, Any]], columns: list[str]) -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,10 @@ from pretune.core import log
 from pretune.core.api import Option
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
+from pretune.models.families import FAMILIES, find_style_family, list_sizes
+from pretune.objectives import OBJECTIVES
 from pretune.runs.options import PrepareOptions
+from pretune.text.styles import STYLES
 
 if TYPE_CHECKING:
     from pretune.data.prepared_data import PreparedData
@@ -109,8 +112,6 @@ def find_family(special: Collection[str], *, has_words: bool = True) -> tuple[st
 
     Without `has_words` the tokens are pieces of words, which a model of words cannot read.
     """
-    from pretune.models.families import FAMILIES, find_style_family, list_sizes
-    from pretune.text.styles import STYLES
 
     tokens = {name: {*style.special_tokens} for name, style in STYLES.items()}
     style = max(((len(texts), name) for name, texts in tokens.items() if texts <= {*special}), default=(0, ""))[1]
@@ -121,7 +122,6 @@ def find_family(special: Collection[str], *, has_words: bool = True) -> tuple[st
 def _list_small_settings(family: str) -> list[str]:
     """Return options that make a model of a family small."""
     from pretune.models.catalog import list_settings
-    from pretune.models.families import FAMILIES
 
     settings = list_settings(FAMILIES.get(family))
     options = [f"model.{name}={value}" for name, value in _SMALL_MODEL.items() if name in settings]
@@ -130,8 +130,6 @@ def _list_small_settings(family: str) -> list[str]:
 
 def _reads_pairs(family: str) -> bool:
     """Return whether the paper's objective needs pairs of neighbouring sentences."""
-    from pretune.models.families import FAMILIES
-    from pretune.objectives import OBJECTIVES
 
     training = FAMILIES.get(family).training
     return training is not None and OBJECTIVES.get(str(training.objective["kind"]))().pairs in ("other", "swapped")

@@ -8,7 +8,7 @@ from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_facts, print_plan, quote
 from pretune.core.api import Option
-from pretune.core.log import format_count
+from pretune.core.log import format_count, format_duration, format_number
 from pretune.runs.options import PretrainOptions
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ def _show(config: "PretrainConfig", output: OutputFormat, device: str) -> None:
 
 
 def _format_forecast(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":
-    from pretune.core.log import format_duration, format_number
-
     yield cost["rate"]
     yield f"{cost['parameters']:,} parameters, {format_number(cost['flops_per_token'], billion='G')}FLOP per token"
     if budget is None:

@@ -9,6 +9,7 @@ from pretune.cli._output import check_new_folder, print_data, quote
 from pretune.core import log
 from pretune.core.api import Option
 from pretune.core.errors import UserInterruptError
+from pretune.core.log import align_columns
 from pretune.runs.options import DEVICE
 
 if TYPE_CHECKING:
@@ -58,8 +59,6 @@ def quickstart(
 
 def _format_table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
     """Yield a table of methods by training set size, with the number of seeds in brackets."""
-    from pretune.core.log import align_columns
-
     counts = sorted({row["labels"] for row in rows})
     cells = {(row["method"], row["labels"]): f"{row['mean']:.3f} ({len(row['seeds'])})" for row in rows}
     lines = [("", *(f"{count:,} labels" for count in counts))]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pretune.cli._inputs import load_model, read_texts, resolve_device
+from pretune.cli._inputs import InputTexts, load_model, read_texts, resolve_device
 from pretune.cli._options import LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat, TableFormat
 from pretune.cli._output import check_new_folder, hint, hint_other, print_data, print_facts, quote, show_progress
 from pretune.cli.embed import report_texts
@@ -66,9 +66,8 @@ def search(options: SearchOptions, output: TableFormat) -> None:
     has_vectors = not options.words or options.qrels is not None
     target = str(resolve_device(options.device)) if has_vectors or options.device is not None else None
     ready = search_index.load_embedder(options.model, device=target) if has_vectors else None
-    query_texts = read_texts(options.queries) if options.queries is not None else None
-    texts = [options.query or ""] if query_texts is None else query_texts.texts
-    ids = None if query_texts is None else query_texts.ids
+    inputs = InputTexts([options.query or ""], None, "") if options.queries is None else read_texts(options.queries)
+    texts, ids = inputs.texts, inputs.ids
     check_unique_ids(ids or ())
     if options.qrels is not None:
         numbers = [str(number) for number in range(1, len(texts) + 1)]
@@ -79,7 +78,7 @@ def search(options: SearchOptions, output: TableFormat) -> None:
         query_columns = [{"query_id": name, "query": text} for name, text in zip(ids, texts, strict=True)]
     hits = search_index.search(texts, options.k, model=ready, words=options.words)
     if options.answer:
-        _answer(options, texts, query_columns, hits, output)
+        _answer(options, query_columns, hits, output)
         return
     _print_hits(query_columns, hits, output)
     words_option = ("--hits", 2 * options.k) if options.words else ("--bm25", "--hits", options.k)
@@ -89,11 +88,7 @@ def search(options: SearchOptions, output: TableFormat) -> None:
 
 
 def _answer(
-    options: SearchOptions,
-    texts: list[str],
-    queries: "Sequence[QueryColumns]",
-    hits: "list[list[Hit]]",
-    output: TableFormat,
+    options: SearchOptions, queries: "Sequence[QueryColumns]", hits: "list[list[Hit]]", output: TableFormat
 ) -> None:
     """Answer the queries from the hits, by extraction or by generation."""
     from pretune.inference.generate import DEFAULT_NEW_TOKENS
@@ -101,6 +96,7 @@ def _answer(
     from pretune.runs.finetune.inference import extract_answers, load_extractive_run
 
     assert options.reader is not None
+    texts = [query["query"] for query in queries]
     run = load_extractive_run(resolve_path(options.reader), device=str(resolve_device(options.device)))
     if run is not None:
         _print_extracted(queries, extract_answers(run, texts, hits), output)

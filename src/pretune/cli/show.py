@@ -11,6 +11,7 @@ from pretune.cli._output import WIDTH, find_free_path, hint, hint_other, print_d
 from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError, explain_missing
 from pretune.core.log import Section, format_count, format_number, parse_count
+from pretune.models.families import FAMILIES, list_names
 from pretune.runs.options import SET
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ def show(options: ShowOptions, output: TableFormat) -> None:
 
     Example: pretune show bert-base --set depth=6 --tokens 3B
     """
-    from pretune.models.families import list_names
-
     name = options.name
     label, spec = _find(name, options.settings or {})
     facts = collect(label, spec, options)
@@ -146,8 +145,6 @@ def _compute_pair_flops(spec: "Model", length: int) -> dict[str, float]:
 
 def _build_pair(spec: "Model") -> "Pair | None":
     """Return the generator-discriminator pair, if this spec is the discriminator of one."""
-    from pretune.models.families import FAMILIES
-
     build = FAMILIES.get(spec.family).build_pretraining_spec if spec.family in FAMILIES and spec.detector else None
     return None if build is None else build(spec)
 
@@ -177,8 +174,6 @@ def _find(name: str, changes: "Mapping[str, str]") -> "tuple[str, Model]":
 
 def _suggest_objective(family: str) -> tuple[str, str]:
     """Return the command that shows the objective of the family's paper."""
-    from pretune.models.families import FAMILIES
-
     training = FAMILIES.get(family).training
     return ("list", "objectives") if training is None else ("show-batch", str(training.objective["kind"]))
 
@@ -240,7 +235,6 @@ def _estimate_clusters(
 
 def _describe(spec: "Model") -> str:
     from pretune.core.config.read import format_value
-    from pretune.models.families import FAMILIES
 
     if spec.family in FAMILIES:
         return FAMILIES.describe(spec.family)
