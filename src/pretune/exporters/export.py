@@ -126,12 +126,12 @@ def export(
     export_to = _Export(card, target, omitted_parts)
     if to == "onnx":
         return export_to.write_onnx(quantize, overwrite=overwrite)
+    dtype_name = str(torch_dtype).removeprefix("torch.")
     if to == "gguf":
-        return export_to.write_gguf(torch_dtype, quantize, overwrite=overwrite)
+        return export_to.write_gguf(dtype_name, quantize, overwrite=overwrite)
     spec = card.body.spec
     if checkpoint.describe_checkpoint(spec)[0]["model_type"] == checkpoint.NATIVE_TYPE:
         raise UsageError(f"{directory}: no Hugging Face class supports this model: {_explain_unsupported(spec)}")
-    dtype_name = str(torch_dtype).removeprefix("torch.")
     for name, tensor in checkpoint.iterate_weights(loaded_model):
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
@@ -175,17 +175,15 @@ class _Export:
         class_name, count = self._describe(None)
         card = replace(self.card, form="onnx", class_name=class_name)
         files = write_onnx(card.model, self.target, quantize=quantize, card=card, overwrite=overwrite)
-        exported_model = ExportedModel(self.target, class_name, count, "float32", self.omitted_parts, files.names)
-        return replace(exported_model, difference=files.difference, quantized_difference=files.quantized_difference)
+        return ExportedModel(self.target, class_name, count, "float32", self.omitted_parts, *files)
 
-    def write_gguf(self, dtype: torch.dtype, quantize: Literal["int8"] | None, *, overwrite: bool) -> ExportedModel:
+    def write_gguf(self, dtype: str, quantize: Literal["int8"] | None, *, overwrite: bool) -> ExportedModel:
         """Write a GGUF file of a model without task head."""
         from pretune.exporters.gguf import LOADING_CODE, TENSOR_TYPES, write_gguf
 
         if isinstance(self.card.model, ModelWithHead):
             raise UsageError("GGUF files hold language models, and this one has a task head; export it to hf or onnx")
-        name = str(dtype).removeprefix("torch.")
-        kind = "q8_0" if quantize else name if name in TENSOR_TYPES else "float32"
+        kind = "q8_0" if quantize else dtype if dtype in TENSOR_TYPES else "float32"
         class_name, count = self._describe(None)
         card = replace(self.card, form="gguf", class_name=class_name, code=LOADING_CODE)
         file = write_gguf(self.card.model, self.target, kind=kind, card=card, overwrite=overwrite)

@@ -103,8 +103,7 @@ def write_gguf(
     """
     check_architecture(model.spec)
     metadata = {**describe_model(model.spec, kind), **describe_tokenizer(model)}
-    files = {FILE: directory}
-    with open_directory(directory, files, overwrite=overwrite) as folder:
+    with open_directory(directory, {FILE: directory}, overwrite=overwrite) as folder:
         with (folder / FILE).open("wb") as file:
             _write_file(file, metadata, list(iterate_tensors(model, kind)))
         if card is not None and not is_file_path(directory):

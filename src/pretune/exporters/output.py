@@ -27,7 +27,6 @@ TEXT, PAIR = '"a lovely film"', '"a lovely film", "a fine film"'
 MAX_LABELS = 50
 """Maximum number of labels that are listed."""
 ExportFormat = Literal["hf", "sentence-transformers", "onnx", "gguf"]
-LIBRARIES = {"hf": "transformers", "onnx": "onnx", "gguf": "gguf"}
 SUFFIXES = {".onnx": "onnx", ".gguf": "gguf"}
 """Suffixes of files, and the formats that write them."""
 PIPELINES = {
@@ -62,7 +61,7 @@ class ExportCard:
 
     def build(self) -> str:
         """Return the text of README.md."""
-        library = LIBRARIES.get(self.form, self.form)
+        library = "transformers" if self.form == "hf" else self.form
         kind = None if self.head is None else config.get_kind(self.head)
         header = ["---", f"library_name: {library}", f"tags: [pretune, {self.body.spec.family}]"]
         if kind in PIPELINES:

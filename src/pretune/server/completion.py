@@ -135,16 +135,12 @@ class CompletionJob:
         self, prompts: Sequence[Prompt], entries: Sequence[Sequence[TokenLogprob]]
     ) -> list[list[SpelledLogprob]]:
         """Return the log-probabilities of prompts with the texts and positions of their tokens."""
-        return [
-            spell_prompt(
-                self.tokenizer,
-                prompt if isinstance(prompt, str) else None,
-                ids,
-                prompt_entries,
-                has_top=bool(self.options.logprobs),
-            )
-            for prompt, ids, prompt_entries in zip(prompts, self.prompt_ids, entries, strict=True)
-        ]
+        texts, has_top = (
+            (prompt if isinstance(prompt, str) else None for prompt in prompts),
+            bool(self.options.logprobs),
+        )
+        parts = zip(texts, self.prompt_ids, entries, strict=True)
+        return [spell_prompt(self.tokenizer, *part, has_top=has_top) for part in parts]
 
     def _select_rows(self) -> Sequence[DecodingRow]:
         """Return the rows whose texts are returned: by prompt all, or those of the highest mean log-probability."""

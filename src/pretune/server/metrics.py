@@ -17,11 +17,8 @@ class Histogram:
     """Counts of values up to each bound, their sum and number."""
 
     bounds: Sequence[float]
-    counts: list[int] = field(init=False)
+    counts: Counter[int] = field(default_factory=Counter)  # by the place of the smallest bound above
     total: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float) -> None:
         """Add a value."""
@@ -31,8 +28,8 @@ class Histogram:
     def format(self, name: str, labels: Labels) -> Iterator[str]:
         """Yield the lines of the histogram."""
         cumulative_count = 0
-        for bound, count in zip((*self.bounds, "+Inf"), self.counts, strict=True):
-            cumulative_count += count
+        for place, bound in enumerate((*self.bounds, "+Inf")):
+            cumulative_count += self.counts[place]
             yield f"{name}_bucket{_format_labels((*labels, ('le', str(bound))))} {cumulative_count}"
         yield f"{name}_sum{_format_labels(labels)} {self.total:.6f}"
         yield f"{name}_count{_format_labels(labels)} {cumulative_count}"

@@ -5,10 +5,9 @@ import logging
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -31,8 +30,7 @@ MAX_FILE_BYTES = 2 * 10**9 - 2**20
 """Size from which weights are in a file of their own: a protocol buffer has at most 2 GiB."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnnxFiles:
+class OnnxFiles(NamedTuple):
     """The files of an export, and the largest difference of their outputs from the model's."""
 
     names: tuple[str, ...]
@@ -95,7 +93,7 @@ def write_onnx(
     files = tuple(target.name for target in targets.values())
     if not is_file:
         files = tuple(path for path in paths if path.startswith(f"{FOLDER}/"))
-    return OnnxFiles(names=files, difference=difference, quantized_difference=quantized_difference)
+    return OnnxFiles(files, difference, quantized_difference)
 
 
 def _write_config(model: LanguageModel | ModelWithHead, folder: Path) -> None:
