@@ -19,9 +19,8 @@ from tests.selection import keep_quick
 FAKE = '''
 """Verbs that end in every possible way."""
 import os, signal, sys, typer
-from typing import Annotated
 from pretune.core import errors, log
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 
 class OutOfMemoryError(RuntimeError):
     """As torch calls its own."""
@@ -36,21 +35,29 @@ ENDS = {
     **{error.__name__: error("told") for error in errors.PretuneError.__subclasses__()},
 }
 
-def end(how: Annotated[str, Option("HOW", "End.")]) -> None:
+@option_set
+class EndOptions(Options):
+    how: str = option("HOW", "End.", is_required=True)
+
+def end(options: EndOptions) -> None:
     """End somehow.
 
     Example: pretune end bug
     """
-    if how == "interrupt":
+    if options.how == "interrupt":
         raise KeyboardInterrupt
-    if how == "exit":
+    if options.how == "exit":
         raise typer.Exit(9)
-    raise ENDS[how]
+    raise ENDS[options.how]
 
-def talk(times: Annotated[int, Option("--times N", "Times.")] = 1) -> None:
+@option_set
+class TalkOptions(Options):
+    times: int = option("--times N", "Times.", default=1)
+
+def talk(options: TalkOptions) -> None:
     """Talk on both streams."""
     log.info("progress")
-    for _ in range(times):
+    for _ in range(options.times):
         print("result")
 '''
 

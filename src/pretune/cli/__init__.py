@@ -1,8 +1,8 @@
 """Command line: one file per verb.
 
 To add a verb, write `cli/VERB.py` with one function whose docstring is the help (a summary line, then an example), and
-add one line to `VERBS`, in the order of the help. Parameters that are options values stand for all of their fields,
-others are annotated for typer:
+add one line to `VERBS`, in the order of the help. Its parameters are options values, which stand for all of their
+fields:
 
     @option_set
     class CountOptions(Options):

@@ -1,10 +1,11 @@
 """Options and arguments of verbs, and their shell completion, without importing what they name.
 
-A parameter of a verb is described by an `Option`, or stands for the fields of an options class:
+A parameter of a verb stands for the fields of an options class, each of which is described by an `Option`:
 
-    steps: Annotated[int | None, Option("--steps N", "Training steps.")] = None
+    steps: int | None = option("--steps N", "Training steps.")
 """
 
+import dataclasses
 import inspect
 import os
 import types
@@ -75,30 +76,21 @@ def list_words(options: Options, *names: str) -> list[object]:
 
 def derive_command(verb: Callable[..., None]) -> Callable[..., None]:
     """Return a function for typer, in which the fields of options stand in place of each parameter that holds them."""
-    parts: list[inspect.Parameter] = []
-    groups: dict[str, tuple[type[Options] | None, dict[str, Option]]] = {}
-    for name, parameter in inspect.signature(verb, eval_str=True).parameters.items():
-        cls: type[Options] | None = parameter.annotation if isinstance(parameter.annotation, type) else None
-        if cls is None:
-            kind, entry = typing.get_args(parameter.annotation)
-            groups[name] = None, {name: entry}
-            parts.append(_derive_parameter(name, entry, kind, parameter.default))
-        else:
-            groups[name] = cls, {key: entry for key, entry in cls.describe().items() if entry.usage}
-            fields = cls.__dataclass_fields__  # type: ignore[attr-defined]
-            parts += [
-                _derive_parameter(key, entry, fields[key].type, fields[key].default)
-                for key, entry in groups[name][1].items()
-            ]
+    groups = {name: part.annotation for name, part in inspect.signature(verb, eval_str=True).parameters.items()}
 
     def run(**values: Any) -> None:
-        arguments: dict[str, Any] = {}
-        for name, (cls, entries) in groups.items():
-            group = {key: _convert(entry, values[key]) for key, entry in entries.items() if key in values}
-            group = {key: value for key, value in group.items() if value is not None}
-            arguments |= group if cls is None else {name: cls(**group)}
+        arguments: dict[str, Options] = {}
+        for name, cls in groups.items():
+            typed = {key: _convert(entry, values[key]) for key, entry in cls.describe().items() if key in values}
+            arguments[name] = cls(**{key: value for key, value in typed.items() if value is not None})
         verb(**arguments)
 
+    parts = [
+        _derive_parameter(entry, cls.__dataclass_fields__[name])
+        for cls in groups.values()
+        for name, entry in cls.describe().items()
+        if entry.usage
+    ]
     run.__doc__ = verb.__doc__
     run.__signature__ = inspect.Signature(parts)  # type: ignore[attr-defined]
     run.__annotations__ = {part.name: part.annotation for part in parts}
@@ -106,25 +98,25 @@ def derive_command(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def _convert(entry: Option, value: Any) -> Any:
-    """Return the value of what was typed; None where the default of the verb or the class applies."""
+    """Return the value of what was typed; None where the default of the field applies."""
     text = value.value if isinstance(value, StrEnum) else value
     return text if entry.parse is None or text is None else entry.parse(text)
 
 
-def _derive_parameter(name: str, entry: Option, annotation: Any, default: Any) -> inspect.Parameter:
+def _derive_parameter(entry: Option, field: "dataclasses.Field[Any]") -> inspect.Parameter:
     """Return typer's parameter."""
-    kind = entry.kind or _choose_type(annotation)
+    kind, default = entry.kind or _choose_type(field.type), field.default
     if entry.is_required:
         default = inspect.Parameter.empty
     elif entry.typed is not None:
         default = entry.typed
     elif isinstance(kind, type) and issubclass(kind, StrEnum) and isinstance(default, str):
         default = kind(default)
-    elif default is not inspect.Parameter.empty and not isinstance(default, bool | int | float | str | Path):
+    elif not isinstance(default, bool | int | float | str | Path):
         default = None
     kind = kind if default is not None else kind | None
-    annotation = Annotated[kind, describe_option(entry)]
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    annotation: Any = Annotated[kind, describe_option(entry)]
+    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def describe_option(entry: Option, *, is_eager: bool = False, callback: Callable[..., None] | None = None) -> Any:

@@ -1,12 +1,12 @@
 """`pretune compare`: run a study and write its table, plots and verdicts."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, hint, print_facts
 from pretune.core import log
-from pretune.core.api import Option, require_out
+from pretune.core.api import Options, option, option_set, require_out
 from pretune.core.log import align_columns, format_count, format_duration, format_number
 from pretune.studies.options import SCALES, CompareOptions
 
@@ -16,12 +16,14 @@ if TYPE_CHECKING:
     from pretune.studies.plan import Plan
 
 
-def compare(
-    options: CompareOptions,
-    *,
-    dry_run: Annotated[bool, Option("--dry-run", "Print cells, steps, cost and time; compute nothing.")] = False,
-    output: OutputFormat,
-) -> None:
+@option_set
+class CompareMode(Options):
+    """What of a study is done."""
+
+    dry_run: bool = option("--dry-run", "Print cells, steps, cost and time; compute nothing.", default=False)
+
+
+def compare(options: CompareOptions, mode: CompareMode, output: OutputFormat) -> None:
     """Compare models in a study: table, significance, verdicts.
 
     Example: pretune compare masking-rate --scale class --out runs/masking-rate
@@ -29,11 +31,11 @@ def compare(
     with shut_down_cleanly():  # imports take seconds
         from pretune.runs.finetune.task_data import reuse_tasks
         from pretune.studies.compare import build_plan
-    if not dry_run:
+    if not mode.dry_run:
         require_out(options.out, "study")
     with reuse_tasks():
         plan = build_plan(options)
-        if dry_run:
+        if mode.dry_run:
             _show_plan(plan, output)
         else:
             _run_plan(plan, options, output)

@@ -2,12 +2,12 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pretune.cli._options import DtypeName, OutputFormat
 from pretune.cli._output import find_free_path, hint, print_facts, quote
 from pretune.core import log
-from pretune.core.api import Option, Options, option, option_set
+from pretune.core.api import Options, option, option_set
 from pretune.core.run_dir import RunDir
 from pretune.runs.options import BASE, MODEL
 
@@ -19,7 +19,6 @@ class ExportOptions(Options):
     directories: list[Path] = option(
         "MODEL",
         "Run, Hugging Face directory, hf:OWNER/NAME, or `pretune list models`. Of several runs, the mean weights.",
-        kind=list[Path],
         is_required=True,
     )
     to: Literal["hf", "onnx", "gguf"] = option(
@@ -67,12 +66,15 @@ def export(options: ExportOptions, output: OutputFormat) -> None:
             log.print_result(f"int8: largest difference from the model {result.quantized_difference:.1e}")
 
 
-def verify(
-    model: Annotated[str, MODEL],
-    *,
-    base: Annotated[Path | None, BASE] = None,
-    output: OutputFormat,
-) -> None:
+@option_set
+class VerifyOptions(Options):
+    """Options of a verification."""
+
+    model: str = MODEL.field()
+    base: Path | None = BASE.field()
+
+
+def verify(options: VerifyOptions, output: OutputFormat) -> None:
     """Verify the integrity of a model or run.
 
     Checks hashes, config, tensors, values, tokenizer, and every checkpoint.
@@ -82,7 +84,8 @@ def verify(
     from pretune.core.hub import resolve_path
     from pretune.runs.verify import verify as verify_model
 
-    lines = verify_model(model, base=base)
+    model = options.model
+    lines = verify_model(model, base=options.base)
     directory = resolve_path(model)
     if output.as_json:
         log.print_json({"directory": str(directory), "ok": True, "checked": lines})
@@ -95,13 +98,16 @@ def verify(
         hint("show", model)
 
 
-def report(
-    runs: Annotated[list[str], Option("RUN", "Run directories, or a directory with results.json.")],
-    *,
-    out: Annotated[Path, Option("--out FILE", "Output file.")] = Path("report.html"),
-    title: Annotated[str | None, Option("--title TEXT", "Title of the page.")] = None,
-    output: OutputFormat,
-) -> None:
+@option_set
+class ReportOptions(Options):
+    """Options of a report."""
+
+    runs: list[str] = option("RUN", "Run directories, or a directory with results.json.", is_required=True)
+    out: Path = option("--out FILE", "Output file.", default=Path("report.html"))
+    title: str | None = option("--title TEXT", "Title of the page.")
+
+
+def report(options: ReportOptions, output: OutputFormat) -> None:
     """Write an HTML report of runs.
 
     The page shows scores, learning curves, errors, cost, data and the commands to reproduce them. It is one file
@@ -111,10 +117,10 @@ def report(
     """
     from pretune.reports.page import report as write
 
-    page = write(runs, out, title=title)
+    page = write(options.runs, options.out, title=options.title)
     size = page.stat().st_size
     log.print_result(json.dumps({"report": str(page), "bytes": size}, allow_nan=False) if output.as_json else f"{page}")
     if not output.as_json:
         log.info(f"open {quote(page)} in a browser (one file, {size:,} bytes)")
-    run = next((directory for directory in runs if RunDir(Path(directory)).model_config.is_file()), None)
+    run = next((directory for directory in options.runs if RunDir(Path(directory)).model_config.is_file()), None)
     hint(*(("verify", run) if run is not None else ("list", "tasks")), silent=output.as_json)

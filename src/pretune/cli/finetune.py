@@ -1,7 +1,7 @@
 """`pretune finetune`: fine-tune a pre-trained model on a task."""
 
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
@@ -16,7 +16,7 @@ from pretune.cli._output import (
     quote,
 )
 from pretune.core import log
-from pretune.core.api import Option, StrPath
+from pretune.core.api import Options, StrPath, option, option_set
 from pretune.core.errors import UsageError, suggest
 from pretune.core.log import (
     align_columns,
@@ -39,14 +39,16 @@ if TYPE_CHECKING:
 EMBEDDING = "embedding"
 
 
-def finetune(
-    options: FinetuneOptions,
-    *,
-    dry_run: Annotated[
-        bool, Option("--dry-run", "Print settings, label counts, lengths and estimated cost; train nothing.")
-    ] = False,
-    output: TableFormat,
-) -> None:
+@option_set
+class FinetuneMode(Options):
+    """What of a run is done."""
+
+    dry_run: bool = option(
+        "--dry-run", "Print settings, label counts, lengths and estimated cost; train nothing.", default=False
+    )
+
+
+def finetune(options: FinetuneOptions, mode: FinetuneMode, output: TableFormat) -> None:
     """Fine-tune a model on a task and compare it with baselines.
 
     The validation set selects the learning rate and the stopping point; scores are those of the test set if there is
@@ -54,7 +56,7 @@ def finetune(
 
     Example: pretune finetune runs/books --task sst2 --method lora --seeds 3 --out runs/sst2
     """
-    if output.as_csv and dry_run:
+    if output.as_csv and mode.dry_run:
         raise UsageError("--csv with --dry-run: settings are not a table; use --json")
     if options.type is not None and options.type not in TYPE_ALIASES and options.type not in list_type_options():
         types = list_type_options()
@@ -62,14 +64,14 @@ def finetune(
             f"--type '{options.type[:40]}'{suggest(options.type, types)} is no type (allowed: {', '.join(types)})"
         )
     if options.type == EMBEDDING or is_embedding(options.task):
-        _train_embeddings(options, dry_run, output)
+        _train_embeddings(options, mode.dry_run, output)
         return
     _refuse_task_data(options)
     with shut_down_cleanly():  # imports take seconds
         from pretune.runs.finetune.defaults import build_finetune_config
         from pretune.runs.finetune.entry import build_plan, run_finetune
         from pretune.training.distributed import resolve_device
-    if dry_run:
+    if mode.dry_run:
         target = resolve_device(options.device)  # a run rejects an unknown device too
         tuning = build_finetune_config(options)
         _show(tuning, build_plan(tuning, options), output, target)
@@ -105,8 +107,7 @@ def _train_embeddings(options: FinetuneOptions, dry_run: bool, output: TableForm
         if is_set:
             raise UsageError(f"{name} {reason}")
     with shut_down_cleanly():  # imports take seconds
-        from pretune.core.config import list_paths
-        from pretune.runs.embedding import EmbeddingConfig, run_embedding
+        from pretune.runs.embedding import run_embedding
         from pretune.tasks import TASKS
     if str(options.dev) not in TASKS:  # which is read there
         _refuse_task_data(options)
@@ -114,10 +115,6 @@ def _train_embeddings(options: FinetuneOptions, dry_run: bool, output: TableForm
     task = pairs if name == EMBEDDING else options.task
     changes = {"task": task or None, "lr": options.rates[0] if options.rates else None}
     embedding_options = options.convert(EmbeddingOptions, reason, type=None, **changes)
-    paths = list_paths(EmbeddingConfig())
-    for name in options.overrides or {}:
-        if name not in paths:
-            raise UsageError(f"unknown setting '{name}'{suggest(name, paths)} ({', '.join(paths)})")
     run = run_embedding(embedding_options)
     if os.environ.get("RANK", "0") != "0":
         return

@@ -5,13 +5,13 @@ import importlib.util
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli._options import TableFormat
 from pretune.cli._output import hint, print_data
 from pretune.core import log
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError, suggest
 from pretune.core.hub import INSTALLED_MODELS
 from pretune.core.log import align_columns
@@ -24,18 +24,18 @@ from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
 
 
-def list_(
-    selection: Annotated[
-        str | None,
-        Option(
-            "KIND",
-            "families, sizes, models, objectives, methods, metrics, tasks, tokenizers or studies (default: all names).",
-            names=("pretune.cli.list:_KINDS",),
-        ),
-    ] = None,
-    *,
-    output: TableFormat,
-) -> None:
+@option_set
+class ListOptions(Options):
+    """Options of a list of names."""
+
+    kind: str | None = option(
+        "KIND",
+        "families, sizes, models, objectives, methods, metrics, tasks, tokenizers or studies (default: all names).",
+        names=("pretune.cli.list:_KINDS",),
+    )
+
+
+def list_(options: ListOptions, output: TableFormat) -> None:
     """List model families, sizes, objectives, methods, tasks, …
 
     Sizes show their parameters as published (encoders: without heads), models their short name and their path on this
@@ -44,6 +44,7 @@ def list_(
 
     Example: pretune list sizes
     """
+    selection = options.kind
     if selection is not None and selection not in _KINDS:
         raise UsageError(f"cannot list '{selection[:60]}'{suggest(selection, _KINDS)} (allowed: {', '.join(_KINDS)})")
     lists = {kind: listing.list_entries() for kind, listing in _KINDS.items() if selection in (None, kind)}

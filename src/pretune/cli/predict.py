@@ -5,12 +5,12 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._output import find_free_path, hint, quote
 from pretune.core import log
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import DataError, UsageError, explain_missing, suggest
 from pretune.core.log import format_count
 from pretune.runs.options import BASE, DEVICE, PAIR, QUANTIZE, TEXT, Quantization
@@ -20,22 +20,28 @@ if TYPE_CHECKING:
     from pretune.runs.finetune.saved_task import BlankInput, SavedTask
     from pretune.tasks.example import Example
 
-CHUNK = 512
-"""Number of inputs per chunk."""
+
+@option_set
+class PredictOptions(Options):
+    """Options of predictions."""
+
+    runs: list[Path] = option(
+        "RUN", "Run of `pretune finetune`; several of one task are an ensemble.", is_required=True
+    )
+    inputs: str = option(
+        "--input FILE|-", "Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin.", is_required=True
+    )
+    text: str | None = TEXT.field()
+    pair: str | None = PAIR.field()
+    task: str | None = option("--task NAME", "Task of a multi-task run.")
+    batch: int = option("--batch N", "Inputs per chunk.", default=512)
+    base: Path | None = BASE.field()
+    device: str | None = DEVICE.field()
+    quantize: Quantization | None = QUANTIZE.field()
+    as_json: bool = option("--json", "Print JSON lines (always on).", default=False)
 
 
-def predict(
-    runs: Annotated[list[Path], Option("RUN", "Run of `pretune finetune`; several of one task are an ensemble.")],
-    inputs: Annotated[str, Option("--input FILE|-", "Table (CSV, TSV, JSONL, CoNLL) or lines of text; - is stdin.")],
-    text: Annotated[str | None, TEXT] = None,
-    pair: Annotated[str | None, PAIR] = None,
-    task: Annotated[str | None, Option("--task NAME", "Task of a multi-task run.")] = None,
-    batch: Annotated[int, Option("--batch N", "Inputs per chunk.")] = CHUNK,
-    base: Annotated[Path | None, BASE] = None,
-    device: Annotated[str | None, DEVICE] = None,
-    quantize: Annotated[Quantization | None, QUANTIZE] = None,
-    as_json: Annotated[bool, Option("--json", "Print JSON lines (always on).")] = False,
-) -> None:
+def predict(options: PredictOptions) -> None:
     """Predict labels, scores, tags or answers for new inputs.
 
     Prints one JSON object per input, in order, while the input is read; a blank input has null and a reason.
@@ -46,8 +52,9 @@ def predict(
 
     Example: echo "a gorgeous, witty, seductive movie" | pretune predict runs/sst2 --input -
     """
-    if batch < 1:
-        raise UsageError(f"--batch {batch} must be at least 1")
+    inputs, text, pair = options.inputs, options.text, options.pair
+    if options.batch < 1:
+        raise UsageError(f"--batch {options.batch} must be at least 1")
     if not inputs:
         raise UsageError("--input is empty; pass a file, or - for standard input")
     with shut_down_cleanly():
@@ -56,8 +63,8 @@ def predict(
         from pretune.runs.finetune.inference import open_runs
         from pretune.runs.finetune.saved_task import BlankInput
 
-        tuned_run = open_runs(runs, device=device, base=base, quantize=quantize)
-        tuned_run = tuned_run if task is None else tuned_run.select_task(task)
+        tuned_run = open_runs(options.runs, device=options.device, base=options.base, quantize=options.quantize)
+        tuned_run = tuned_run if options.task is None else tuned_run.select_task(options.task)
         saved_task = tuned_run.saved_task
         if pair is not None and saved_task.reads_one_text:
             raise UsageError(f"--pair '{pair[:40]}': this run was fine-tuned on single texts; remove it")
@@ -67,7 +74,7 @@ def predict(
             for location, value in _read(inputs, saved_task, [column for column in (text, pair) if column])
         )
         total = truncated_count = empty = blank = 0
-        for chunk in iter(lambda: list(itertools.islice(examples, batch)), []):
+        for chunk in iter(lambda: list(itertools.islice(examples, options.batch)), []):
             cut, unknown = _print_predictions(tuned_run, chunk, total)
             total, truncated_count, empty = total + len(chunk), truncated_count + cut, empty + unknown
             blank += sum(isinstance(value, BlankInput) for value in chunk)
@@ -80,7 +87,7 @@ def predict(
     ):
         if count:
             log.warn(f"{count:,} of {format_count(total, 'inputs')} {problem}")
-    hint("report", *runs, "--out", find_free_path("report.html"), silent=as_json)
+    hint("report", *options.runs, "--out", find_free_path("report.html"), silent=options.as_json)
 
 
 def _print_predictions(run: "FinetunedRun", inputs: list["Example | BlankInput"], first: int) -> tuple[int, int]:

@@ -5,13 +5,13 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, hint, hint_other, quote, show_progress
 from pretune.core import log
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
 from pretune.models.families import FAMILIES, find_style_family, list_sizes
@@ -32,12 +32,14 @@ MIN_DOCUMENTS = 20
 _SMALL_MODEL = {"width": 256, "depth": 4, "heads": 4}
 
 
-def prepare(
-    options: PrepareOptions,
-    *,
-    merge: Annotated[bool, Option("--merge", "Merge the slices of --shard.")] = False,
-    output: OutputFormat,
-) -> None:
+@option_set
+class PrepareMode(Options):
+    """What is prepared: text, or slices of it."""
+
+    merge: bool = option("--merge", "Merge the slices of --shard.", default=False)
+
+
+def prepare(options: PrepareOptions, mode: PrepareMode, output: OutputFormat) -> None:
     """Tokenize text into training data, with a data card.
 
     Writes the splits train and valid.
@@ -46,15 +48,15 @@ def prepare(
 
     Parallel text: pair:train.en,train.de (aligned files), pair:captions.tsv:en,de (columns), task:sst2.
     """
-    from pretune.data.prepare.run import merge as join
+    from pretune.data.prepare.run import merge
     from pretune.runs.prepare import run_prepare
 
     start = time.monotonic()
     with shut_down_cleanly():
-        if merge:
+        if mode.merge:
             if options.tokenizer or options.valid or options.shard:
                 raise UsageError("--merge takes only slices and --out; tokenizer and settings come from the slices")
-            data = join(options.inputs, out=options.out, overwrite=options.overwrite)
+            data = merge(options.inputs, out=options.out, overwrite=options.overwrite)
         else:
             with show_progress("preparing") as report:
 

@@ -2,12 +2,12 @@
 
 import os
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_facts, print_plan, quote
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.log import format_count, format_duration, format_number
 from pretune.runs.options import PretrainOptions
 
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from pretune.runs.config import PretrainConfig
 
 
-def pretrain(
-    options: PretrainOptions,
-    *,
-    dry_run: Annotated[bool, Option("--dry-run", "Print settings and estimated cost; train nothing.")] = False,
-    output: OutputFormat,
-) -> None:
+@option_set
+class PretrainMode(Options):
+    """What of a run is done."""
+
+    dry_run: bool = option("--dry-run", "Print settings and estimated cost; train nothing.", default=False)
+
+
+def pretrain(options: PretrainOptions, mode: PretrainMode, output: OutputFormat) -> None:
     """Pre-train a model on prepared data.
 
     An interrupted run continues with --resume, with identical results.
@@ -36,7 +38,7 @@ def pretrain(
         from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import run_pretrain
         from pretune.training.distributed import resolve_device
-    if dry_run:
+    if mode.dry_run:
         target = resolve_device(options.device)  # a run rejects an unknown device too
         _show(build_pretrain_config(options), output, target)
         return

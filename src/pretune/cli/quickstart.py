@@ -1,13 +1,13 @@
 """`pretune quickstart`: fine-tuning a pre-trained encoder with few labels, against simple baselines."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
 from pretune.cli._output import check_new_folder, print_data, quote
 from pretune.core import log
-from pretune.core.api import Option
+from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UserInterruptError
 from pretune.core.log import align_columns
 from pretune.runs.options import DEVICE
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-def quickstart(
-    *,
-    budget: Annotated[str, Option("--budget TIME", "Approximate time: 90s, 6m, 1h30m.")] = "6m",
-    out: Annotated[Path, Option("--out DIR", "Output directory.")] = Path("runs/quickstart"),
-    device: Annotated[str | None, DEVICE] = None,
-    reviews: Annotated[Path | None, Option("--reviews FILE", "Your own table with the columns text and label.")] = None,
-    encoder: Annotated[
-        str | None, Option("--encoder MODEL", "Pre-trained encoder (default: the installed one).")
-    ] = None,
-    output: TableFormat,
-) -> None:
+@option_set
+class QuickstartOptions(Options):
+    """Options of the first comparison."""
+
+    budget: str = option("--budget TIME", "Approximate time: 90s, 6m, 1h30m.", default="6m")
+    out: Path = option("--out DIR", "Output directory.", default=Path("runs/quickstart"))
+    device: str | None = DEVICE.field()
+    reviews: Path | None = option("--reviews FILE", "Your own table with the columns text and label.")
+    encoder: str | None = option("--encoder MODEL", "Pre-trained encoder (default: the installed one).")
+
+
+def quickstart(options: QuickstartOptions, output: TableFormat) -> None:
     """Measure the benefit of pre-training on film reviews.
 
     Fine-tunes a pre-trained encoder on 200 and 1,000 labelled examples, pre-trains a small model, and compares both
@@ -39,10 +40,12 @@ def quickstart(
     """
     from pretune.runs.quickstart import quickstart as work
 
+    out = options.out
     check_new_folder(out)
     with shut_down_cleanly():
         try:
-            outcome = work(out, budget=budget, device=device, reviews=reviews, encoder=encoder)
+            reviews, encoder = options.reviews, options.encoder
+            outcome = work(out, budget=options.budget, device=options.device, reviews=reviews, encoder=encoder)
         except (KeyboardInterrupt, UserInterruptError):
             remedy = (
                 f"remove {quote(out)} or choose another --out, and run it again" if out.exists() else "run it again"
