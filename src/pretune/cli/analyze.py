@@ -29,16 +29,15 @@ if TYPE_CHECKING:
 SUFFIXES = (".svg", ".png", ".json")
 
 
-def check_out(out: Path | None) -> None:
-    """Raise where the file or directory of an analysis cannot be written."""
-    if out is None:
-        return
+def check_out(out: Path) -> Path:
+    """Return the output file or directory of an analysis; raise where it cannot be written."""
     if out.suffix in SUFFIXES:
         check_new_file(out)
     elif out.suffix and not out.is_dir():
         raise UsageError(f"--out '{out}': use a directory, or a file that ends in {', '.join(SUFFIXES)}")
     else:
         check_new_folder(out)
+    return out
 
 
 def finish(
@@ -95,13 +94,15 @@ def write_files(result: Any, facts: Mapping[str, object], name: str, out: Path |
 def _write(result: Any, facts: Mapping[str, object], path: Path) -> Path:
     if path.suffix == ".json":
         atomic_write(path, (json.dumps(facts, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode())
-        return path
-    drawn_path: Path = result.draw(path)
-    return drawn_path
+    else:
+        result.draw(path)
+    return path
 
 
 OUT = Option(
-    "--out PATH", "Picture (.svg, .png), data (.json), or a directory for both; RUN/analysis is in the report."
+    "--out PATH",
+    "Picture (.svg, .png), data (.json), or a directory for both; RUN/analysis is in the report.",
+    parse=check_out,
 )
 
 
@@ -170,7 +171,6 @@ def attention(options: AttentionOptions, output: OutputFormat) -> None:
       pretune analyze attention runs/books
       pretune analyze attention runs/books --text "The cat sat on the mat." --layer 2 --head 1 --out cat.svg
     """
-    check_out(options.out)
     if options.text is not None:
         _view_text(options, options.text, output)
         return
@@ -243,7 +243,6 @@ def layers(options: LayersOptions, output: OutputFormat) -> None:
     Example: pretune analyze layers runs/books --task length --examples 200
     """
     model, task, source, base = options.model, options.task, options.source, options.base
-    check_out(options.out)
     if source is not None and task is not None and "length" not in task.split(","):
         raise UsageError("--input is for the task length; add it to --task, or remove --input")
     texts = None if source is None else read_texts(source, options.field)
@@ -297,7 +296,6 @@ def embeddings(options: EmbeddingMapOptions, output: OutputFormat) -> None:
     Example: pretune analyze embeddings runs/books --input reviews.csv --label label --out map.svg
     """
     model, source = options.model, options.source
-    check_out(options.out)
     inputs = read_texts(source, options.field, options.label)
     from pretune.analysis.embedding_map import analyze_embeddings
     from pretune.inference.word_vectors import is_word_vectors
@@ -339,7 +337,6 @@ def forgetting(options: ForgettingOptions, output: OutputFormat) -> None:
     Example: pretune analyze forgetting runs/sst2
     """
     run = options.run
-    check_out(options.out)
     check_model(run)
     from pretune.runs.finetune.forgetting import analyze_forgetting
 
@@ -367,7 +364,6 @@ def diff(options: DiffOptions, output: OutputFormat) -> None:
     Example: pretune analyze diff runs/books runs/sst2
     """
     runs = options.runs
-    check_out(options.out)
     if len(runs) > 2:
         raise UsageError(f"diff compares two models, got {len(runs)}")
     for run in runs:
