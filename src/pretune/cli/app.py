@@ -254,22 +254,20 @@ def _add_shell(arguments: list[str]) -> list[str]:
 def _show_completion(shell: str | None) -> None:
     """Print the completion script of a shell."""
     if shell is not None:
-        from typer import completion
+        from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-        script: Any = completion
-        options = {"prog_name": "pretune", "complete_var": _COMPLETE_VARIABLE, "shell": _check_shell(shell)}
-        log.print_result(script.get_completion_script(**options))
+        script = get_completion_script(prog_name="pretune", complete_var=_COMPLETE_VARIABLE, shell=_check_shell(shell))
+        log.print_result(script)
         raise typer.Exit
 
 
 def _install_completion(shell: str | None) -> None:
     """Install the completion script of a shell."""
     if shell is not None:
-        from typer import completion
+        from typer.completion import install  # type: ignore[attr-defined]
 
-        script: Any = completion
         try:
-            _, path = script.install(_check_shell(shell), "pretune", _COMPLETE_VARIABLE)
+            _, path = install(_check_shell(shell), "pretune", _COMPLETE_VARIABLE)
         except OSError as fault:
             raise ResourceError(
                 f"cannot write {fault.filename}: {fault.strerror}; save the output of `pretune --show-completion "

@@ -79,7 +79,7 @@ def collect() -> dict[str, Any]:
         import torch
     except (ImportError, OSError):  # OSError: a shared library is missing; the versions are still useful
         torch = None
-    directory = os.environ.get("PRETUNE_DATA")
+    directory, free_memory = os.environ.get("PRETUNE_DATA"), _read_proc("/proc/meminfo").get("MemAvailable", "").split()
     return {
         "pretune": __version__,
         "place": str(Path(__file__).parents[1]),
@@ -90,11 +90,11 @@ def collect() -> dict[str, Any]:
             name: {package: _find_version(package) for package in packages} for name, packages in EXTRAS.items()
         },
         "platform": platform.platform(),
-        "processor": _find_processor(),
+        "processor": _read_proc("/proc/cpuinfo").get("model name") or platform.processor() or platform.machine(),
         "cores": count_cores(),
         "threads": None if torch is None else torch.get_num_threads(),
         "memory": measure_memory(),
-        "memory_free": _read_proc("/proc/meminfo", "MemAvailable", 1024),
+        "memory_free": 1024 * int(free_memory[0]) if free_memory else None,
         "disks": {
             name: {"path": path, "free": _measure_free_space(path)}
             for name, path in (("here", str(Path.cwd())), ("temporary", tempfile.gettempdir()))
@@ -120,22 +120,13 @@ def _format_extra(versions: dict[str, str | None]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
-def _find_processor() -> str:
+def _read_proc(file: str) -> dict[str, str]:
+    """Return the rows of a file of /proc by name, the first of each; none where it cannot be read."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
-def _read_proc(file: str, key: str, unit: int) -> int | None:
-    """Read a number from a file of /proc."""
-    try:
-        rows = dict(line.partition(":")[::2] for line in Path(file).read_text().splitlines())
-        return int(rows[key].split()[0]) * unit
-    except (OSError, KeyError, ValueError, IndexError):
-        return None
+        return {}
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in reversed(lines))}
 
 
 def _measure_free_space(path: str) -> int | None:

@@ -17,7 +17,7 @@ from pretune.core import __version__
 from pretune.core.errors import PretuneError, UsageError
 from pretune.server.completion import Completion, CompletionPiece
 from pretune.server.engine import Engine
-from pretune.server.errors import HttpError, RequestError, RequestFieldError, describe_error
+from pretune.server.errors import HttpError, RequestError, describe_error
 from pretune.server.logprobs import SpelledLogprob, format_logprobs
 from pretune.server.openapi import build_api_page, describe_faults, get_body_schema
 from pretune.server.schemas import REQUESTS, CompletionRequest, EmbeddingRequest, EngineRequest, ErrorReply
@@ -275,19 +275,23 @@ def _get_name(engine: Engine, model: str | None) -> str:
 
 
 def _check_fields(body: CompletionRequest) -> None:
-    """Raise a RequestFieldError for what is not supported, or not together."""
+    """Raise an HttpError for what is not supported, or not together."""
+
+    def refuse(field: str, message: str) -> HttpError:
+        return HttpError(400, f"{field}: {message}", "invalid_request", field)
+
     texts = max(body.n or 1, body.best_of or 1)
     if body.suffix:
-        raise RequestFieldError("suffix", "not supported; fill masks with /fill")
+        raise refuse("suffix", "not supported; fill masks with /fill")
     if body.max_tokens == 0 and (body.stream or not body.echo):
-        raise RequestFieldError("max_tokens", "0 needs echo, and no stream")
+        raise refuse("max_tokens", "0 needs echo, and no stream")
     if body.best_of is not None and body.best_of < (body.n or 1):
-        raise RequestFieldError("best_of", f"must be >= n ({body.n}), got {body.best_of}")
+        raise refuse("best_of", f"must be >= n ({body.n}), got {body.best_of}")
     if body.best_of is not None and body.best_of > 1 and body.stream:
-        raise RequestFieldError("best_of", "not supported with stream; the best text is known at the end only")
+        raise refuse("best_of", "not supported with stream; the best text is known at the end only")
     if body.temperature == 0 and texts > 1:
         name = "n" if (body.n or 1) > 1 else "best_of"
-        raise RequestFieldError(name, f"must be 1 with temperature 0, where all texts are equal, got {texts}")
+        raise refuse(name, f"must be 1 with temperature 0, where all texts are equal, got {texts}")
 
 
 OPTIONS = (

@@ -88,16 +88,6 @@ class CapabilityError(RequestError, UsageError):
     status, code = 400, "unsupported_capability"
 
 
-class RequestFieldError(RequestError, UsageError):
-    """A field of a request is not supported, or not together with others."""
-
-    status, code = 400, "invalid_request"
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-
-
 def describe_error(error: Exception) -> RequestError:
     """Return the response to an error; details of unexpected ones stay on the server."""
     if isinstance(error, RequestError):
