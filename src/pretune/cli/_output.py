@@ -36,10 +36,9 @@ ProgressReporter = Callable[[float, str], None]
 def check_new_folder(out: Path, *, empty: bool = False) -> None:
     """Raise where the directory cannot be created or, with `empty`, where it has content."""
     with _explain_path(out):
-        if out.is_dir():
-            if empty and any(out.iterdir()):
-                raise UsageError(f"cannot write '{out}': it exists and is not empty; choose another directory")
-        elif out.exists():
+        if empty and out.is_dir() and any(out.iterdir()):
+            raise UsageError(f"cannot write '{out}': it exists and is not empty; choose another directory")
+        if out.exists() and not out.is_dir():
             raise UsageError(f"cannot write '{out}': it is a file, not a directory; choose another path")
 
 

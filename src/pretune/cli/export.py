@@ -87,15 +87,11 @@ def verify(options: VerifyOptions, output: OutputFormat) -> None:
     model = options.model
     lines = verify_model(model, base=options.base)
     directory = resolve_path(model)
-    if output.as_json:
-        log.print_json({"directory": str(directory), "ok": True, "checked": lines})
-        return
-    for line in lines:
-        log.print_result(f"ok  {line}")
-    if RunDir(directory).settings.exists() and any(directory.glob("*config.json")):  # a finished run
-        hint("export", model, "--to", "hf", "--out", find_free_path(f"{directory.resolve().name}-hf"))
-    else:
-        hint("show", model)
+    facts = {"directory": str(directory), "ok": True, "checked": lines}
+    print_facts(output, facts, "\n".join(f"ok  {line}" for line in lines))
+    is_finished = RunDir(directory).settings.exists() and any(directory.glob("*config.json"))
+    command = ("export", model, "--to", "hf", "--out", find_free_path(f"{directory.resolve().name}-hf"))
+    hint(*(command if is_finished else ("show", model)), silent=output.as_json)
 
 
 @option_set

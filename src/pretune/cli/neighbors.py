@@ -73,7 +73,14 @@ def neighbors(options: NeighborsOptions, output: TableFormat) -> None:
     context = [("context", rank, n.score, n.word, n.line, n.text) for rank, n in enumerate(result.context, 1)]
     static = [("static", rank, n.score, n.word, None, None) for rank, n in enumerate(result.static, 1)]
     header = ("kind", "rank", "score", "word", "line", "text")
-    if not print_data(output, _to_dict(result), header, [*context, *static]):
+    facts = {
+        "pieces": result.pieces,
+        "words": result.word_count,
+        "cut": result.truncated_lines,
+        "context": [neighbor._asdict() for neighbor in result.context],
+        "static": [neighbor._asdict() for neighbor in result.static],
+    }
+    if not print_data(output, facts, header, [*context, *static]):
         _print(result)
     command = ("neighbors", model, word, "--in", sentence, "--corpus", corpus)
     variation = ("--same",) if options.layer == 0 or options.same_word else ("--layer", 0)
@@ -116,16 +123,6 @@ def _format_occurrence(occurrence: "Occurrence") -> str:
     text, start, end = occurrence.text, occurrence.start, occurrence.start + len(occurrence.word)
     left, right = text[max(0, start - CONTEXT_CHARACTERS) : start], text[end : end + CONTEXT_CHARACTERS]
     return " ".join(f"{left}[{occurrence.word}]{right}".split())
-
-
-def _to_dict(result: "Neighbors") -> dict[str, object]:
-    return {
-        "pieces": result.pieces,
-        "words": result.word_count,
-        "cut": result.truncated_lines,
-        "context": [neighbor._asdict() for neighbor in result.context],
-        "static": [neighbor._asdict() for neighbor in result.static],
-    }
 
 
 def vectors(options: VectorsOptions, output: OutputFormat) -> None:

@@ -73,9 +73,8 @@ def search(options: SearchOptions, output: TableFormat) -> None:
         numbers = [str(number) for number in range(1, len(texts) + 1)]
         _print_scores(search_index, ready, texts, ids or numbers, options.qrels, options.k, output)
         return
-    query_columns = [{"query": text} for text in texts]
-    if ids is not None:
-        query_columns = [{"query_id": name, "query": text} for name, text in zip(ids, texts, strict=True)]
+    id_columns = [{}] * len(texts) if ids is None else [{"query_id": name} for name in ids]
+    query_columns = [{**columns, "query": text} for columns, text in zip(id_columns, texts, strict=True)]
     hits = search_index.search(texts, options.k, model=ready, words=options.words)
     if options.answer:
         _answer(options, query_columns, hits, output)

@@ -14,7 +14,6 @@ Each model has a thread and a bounded queue (`worker.py`). A request that is can
 import asyncio
 import contextlib
 import os
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -90,7 +89,7 @@ class Engine:
         self.metrics = Metrics()
         self.workers: dict[str, ModelWorker] = {}
         self.created = int(time.time())
-        self._is_draining = threading.Event()
+        self.is_draining = False  # no new requests are accepted
         self._running: set[object] = set()
         self._card_lock = asyncio.Lock()  # files of one model at a time
 
@@ -113,18 +112,13 @@ class Engine:
         return len(self.workers) == len(self.sources) and not self.is_draining
 
     @property
-    def is_draining(self) -> bool:
-        """True if no new requests are accepted."""
-        return self._is_draining.is_set()
-
-    @property
     def running_requests(self) -> int:
         """Number of requests, and of their parts, that have not ended."""
         return len(self._running)
 
     def stop_accepting(self) -> None:
         """Refuse new requests; running ones continue."""
-        self._is_draining.set()
+        self.is_draining = True
 
     def drain(self, seconds: float | None = None) -> bool:
         """Refuse new requests, and wait for the running ones; returns whether all have ended in time.
