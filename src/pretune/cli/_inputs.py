@@ -135,15 +135,9 @@ def load_model(
     from pretune.adaptation.io import load
     from pretune.core.run_dir import RunDir
 
+    torch_dtype, torch_device = getattr(torch, dtype), resolve_device(device)
     head: Literal["tied"] | None = "tied" if needs_head else None
-    loaded_model = load(
-        folder,
-        base=base,
-        dtype=getattr(torch, dtype),
-        device=resolve_device(device),
-        head=head,
-        quantize=quantize,
-    )
+    loaded_model = load(folder, base=base, dtype=torch_dtype, device=torch_device, head=head, quantize=quantize)
     model: Any = getattr(loaded_model, "model", loaded_model)  # without the task head
     if needs_head and model is not loaded_model and model.spec.head is None and RunDir(folder).is_finetuned:
         command = f"pretune predict {shlex.quote(str(folder))} --input FILE"

@@ -12,7 +12,7 @@ static vectors as well. Other static vectors are the rows of a table: they are n
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -154,15 +154,11 @@ class RunPredictor(Capability):
     def __init__(self, model: LoadedModel) -> None:
         if model.run is None:
             raise UsageError("it is not a fine-tuned run")
-        self.finetuned_run, self._tasks = model.run, dict[str, FinetunedRun]()
+        self.finetuned_run, self._select_task = model.run, cache(model.run.select_task)
 
     def select_run(self, task: str | None) -> FinetunedRun:
         """Return the run, or that of one of its tasks."""
-        if task is None:
-            return self.finetuned_run
-        if task not in self._tasks:
-            self._tasks[task] = self.finetuned_run.select_task(task)
-        return self._tasks[task]
+        return self.finetuned_run if task is None else self._select_task(task)
 
     def run(self, items: Sequence[Any], *, task: str | None) -> list[dict[str, object]]:
         """Return the predictions for texts, pairs of texts, or rows of columns."""

@@ -137,17 +137,13 @@ class _ExpandNorms(TorchFunctionMode):
 @contextlib.contextmanager
 def _silence_exporter() -> Iterator[None]:
     """Silence the exporter: shapes that Python reads while tracing are those of layouts, which do not change."""
-    loggers = [logging.getLogger("torch.onnx"), logging.getLogger()]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(level)
 
 
 def _quantize(source: Path, target: Path) -> None:
