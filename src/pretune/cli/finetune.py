@@ -18,14 +18,7 @@ from pretune.cli._output import (
 from pretune.core import log
 from pretune.core.api import Options, StrPath, option, option_set
 from pretune.core.errors import UsageError, suggest
-from pretune.core.log import (
-    align_columns,
-    format_count,
-    format_duration,
-    format_examples,
-    format_number,
-    join_names,
-)
+from pretune.core.log import align_columns, format_count, format_duration, format_examples, format_number, join_names
 from pretune.runs.task_options import EmbeddingOptions, FinetuneOptions
 from pretune.tasks.types import TYPE_ALIASES, list_type_options
 

@@ -24,13 +24,7 @@ from pretune.analysis.attention import analyze_attention, view_all_heads, view_a
 from pretune.analysis.attention_inputs import list_parts
 from pretune.analysis.held_out import read_held_out
 from pretune.analysis.importance import check_explainable, compute_importance
-from pretune.analysis.neighbors import (
-    WordStates,
-    compare_words,
-    compute_token_vectors,
-    compute_word_states,
-    neighbors,
-)
+from pretune.analysis.neighbors import WordStates, compare_words, compute_token_vectors, compute_word_states, neighbors
 from pretune.core.errors import PretuneError, UsageError, suggest
 from pretune.inference.decode import check_can_generate
 from pretune.inference.embed import build_embedder
