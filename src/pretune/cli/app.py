@@ -61,6 +61,8 @@ ANALYSES: Registry[Callable[..., None]] = Registry(
     },
 )
 """Verbs after `pretune analyze`."""
+_GROUPS = {"analyze": ANALYSES}
+"""Verbs that are groups of verbs; their function is the callback of the group."""
 
 MAX_SUMMARY = 62
 """Maximum length of a verb's line in `pretune --help`, for a terminal of 80 columns."""
@@ -132,7 +134,7 @@ class VerbGroup(TyperGroup):
 
     def get_verbs(self) -> Registry[Callable[..., None]]:
         """Return the verbs of the group."""
-        return VERBS
+        return _GROUPS.get(self.name or "", VERBS)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the verbs, in the order of the help."""
@@ -150,23 +152,11 @@ class VerbGroup(TyperGroup):
             formatter.write_dl([(name, _shorten(verbs.describe(name))) for name in verbs])
 
 
-class AnalysisGroup(VerbGroup):
-    """Group of the analyses."""
-
-    def get_verbs(self) -> Registry[Callable[..., None]]:
-        """Return the analyses."""
-        return ANALYSES
-
-
-_GROUPS = {"analyze": AnalysisGroup}
-"""Verbs that are groups of verbs; their function is the callback of the group."""
-
-
 def build_command(verb: str, verbs: Registry[Callable[..., None]] | None = None) -> Any:
     """Return the command of a verb, by default one of `VERBS`."""
     function = (VERBS if verbs is None else verbs).get(verb)
     if verbs in (None, VERBS) and verb in _GROUPS:
-        app = _build_typer(cls=_GROUPS[verb])
+        app = _build_typer(name=verb, cls=VerbGroup)
         app.callback(help=format_help(function))(function)
         return typer.main.get_command(app)
     app = _build_typer()
