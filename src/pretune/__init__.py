@@ -110,69 +110,59 @@ __all__ = [
     "view_attention",
 ]
 
-_PUBLIC = {
-    "export": "pretune.exporters.export:export",
-    "verify": "pretune.runs.verify:verify",
-    "Tokenizer": "pretune.text.tokenizer:Tokenizer",
-    "add_head": "pretune.adaptation.adapted:add_head",
-    "add_adapter": "pretune.adaptation.adapted:add_adapter",
-    "LoRA": "pretune.adaptation.peft.lora:LoRA",
-    "QLoRA": "pretune.adaptation.peft.qlora:QLoRA",
-    "IA3": "pretune.adaptation.peft.vectors:IA3",
-    "BitFit": "pretune.adaptation.peft.vectors:BitFit",
-    "Adapter": "pretune.adaptation.peft.adapter:Adapter",
-    "PrefixTuning": "pretune.adaptation.peft.prefix:PrefixTuning",
-    "PromptTuning": "pretune.adaptation.peft.prefix:PromptTuning",
-    "list_models": "pretune.runs.listing:list_models",
-    "list_objectives": "pretune.runs.listing:list_objectives",
-    "list_studies": "pretune.studies:list_studies",
-    "list_tasks": "pretune.runs.listing:list_tasks",
-    "list_methods": "pretune.runs.listing:list_methods",
-    "register": "pretune.runs.listing:register",
-    "load": "pretune.adaptation.io:load",
-    "save": "pretune.adaptation.io:save",
-    "build": "pretune.models.catalog:build",
-    "train_tokenizer": "pretune.text.tokenizer.training:train_tokenizer",
-    "prepare": "pretune.runs.prepare:prepare",
-    "objective": "pretune.objectives:build_objective",
-    "pretrain": "pretune.runs.pretrain:pretrain",
-    "quickstart": "pretune.runs.quickstart:quickstart",
-    "compare": "pretune.studies.compare:compare",
-    "train_embeddings": "pretune.runs.embedding:train_embeddings",
-    "train_vectors": "pretune.runs.vectors:train_vectors",
-    "finetune": "pretune.runs.finetune.entry:finetune",
-    "predict": "pretune.runs.finetune.inference:predict_run",
-    "evaluate": "pretune.runs.evaluate:evaluate",
-    "report": "pretune.reports.page:report",
-    "score": "pretune.inference.scoring:score",
-    "batch": "pretune.data.layout:batch",
-    "embed": "pretune.inference.embed:embed",
-    "fill": "pretune.inference.fill:fill",
-    "generate": "pretune.inference.generate:generate",
-    "index": "pretune.inference.index:build",
-    "Index": "pretune.inference.index:Index",
-    "search": "pretune.inference.index:search",
-    "analyze_attention": "pretune.analysis.attention:analyze_attention",
-    "analyze_diff": "pretune.analysis.weight_change:analyze_diff",
-    "analyze_embeddings": "pretune.analysis.embedding_map:analyze_embeddings",
-    "analyze_forgetting": "pretune.runs.finetune.forgetting:analyze_forgetting",
-    "analyze_layers": "pretune.analysis.layer_probes:analyze_layers",
-    "view_attention": "pretune.analysis.attention:view_attention",
-    "neighbors": "pretune.analysis.neighbors:neighbors",
-    "Batch": "pretune.core.types:Batch",
-    "Output": "pretune.core.types:Output",
-    "Loss": "pretune.core.types:Loss",
+_MODULES = {
+    "pretune.adaptation.adapted": ("add_adapter", "add_head"),
+    "pretune.adaptation.io": ("load", "save"),
+    "pretune.adaptation.peft.adapter": ("Adapter",),
+    "pretune.adaptation.peft.lora": ("LoRA",),
+    "pretune.adaptation.peft.prefix": ("PrefixTuning", "PromptTuning"),
+    "pretune.adaptation.peft.qlora": ("QLoRA",),
+    "pretune.adaptation.peft.vectors": ("BitFit", "IA3"),
+    "pretune.analysis.attention": ("analyze_attention", "view_attention"),
+    "pretune.analysis.embedding_map": ("analyze_embeddings",),
+    "pretune.analysis.layer_probes": ("analyze_layers",),
+    "pretune.analysis.neighbors": ("neighbors",),
+    "pretune.analysis.weight_change": ("analyze_diff",),
+    "pretune.core.types": ("Batch", "Loss", "Output"),
+    "pretune.data.layout": ("batch",),
+    "pretune.exporters.export": ("export",),
+    "pretune.inference.embed": ("embed",),
+    "pretune.inference.fill": ("fill",),
+    "pretune.inference.generate": ("generate",),
+    "pretune.inference.index": ("index", "Index", "search"),
+    "pretune.inference.scoring": ("score",),
+    "pretune.models.catalog": ("build",),
+    "pretune.objectives": ("objective",),
+    "pretune.reports.page": ("report",),
+    "pretune.runs.embedding": ("train_embeddings",),
+    "pretune.runs.evaluate": ("evaluate",),
+    "pretune.runs.finetune.entry": ("finetune",),
+    "pretune.runs.finetune.forgetting": ("analyze_forgetting",),
+    "pretune.runs.finetune.inference": ("predict",),
+    "pretune.runs.listing": ("list_methods", "list_models", "list_objectives", "list_tasks", "register"),
+    "pretune.runs.prepare": ("prepare",),
+    "pretune.runs.pretrain": ("pretrain",),
+    "pretune.runs.quickstart": ("quickstart",),
+    "pretune.runs.vectors": ("train_vectors",),
+    "pretune.runs.verify": ("verify",),
+    "pretune.studies": ("list_studies",),
+    "pretune.studies.compare": ("compare",),
+    "pretune.text.tokenizer": ("Tokenizer",),
+    "pretune.text.tokenizer.training": ("train_tokenizer",),
 }
+"""Public names by module."""
+_RENAMED = {"index": "build", "objective": "build_objective", "predict": "predict_run"}
+"""Names inside of their modules, where they differ."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module 'pretune' has no attribute '{name}'")
-    module, _, attribute = _PUBLIC[name].partition(":")
-    value = getattr(importlib.import_module(module), attribute)
+    value = getattr(importlib.import_module(module), _RENAMED.get(name, name))
     globals()[name] = value  # the next access does not come here
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_PUBLIC})
+    return sorted({*globals(), *__all__})
