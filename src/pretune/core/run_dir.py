@@ -133,6 +133,15 @@ LOG_SUFFIXES = (".log", ".out", ".err", ".jsonl")
 """Suffixes of files that may already be there: the run's own output, opened by a scheduler or shell."""
 
 
+def refuse_other_files(folder: Path, own_names: Collection[str] = ()) -> None:
+    """Raise a UsageError if a directory holds files besides hidden ones, logs and those of `own_names`."""
+    paths = [path for path in folder.iterdir() if path.name not in own_names and not path.name.startswith(".")]
+    names = sorted(path.name for path in paths if path.suffix.lower() not in LOG_SUFFIXES)
+    if names:
+        more = ", …" if names[3:] else ""
+        raise UsageError(f"{folder}: holds other files ({', '.join(names[:3])}{more}); choose another --out")
+
+
 class RunDir:
     """Directory of a run. A fine-tuning run with several trials has a directory for each of them in `trials`."""
 
@@ -223,14 +232,7 @@ class RunDir:
         if self.has_checkpoints or self.is_finetuned:
             raise UsageError(f"{self.path}: already holds a run; use --resume, or choose another --out")
         if not self.settings.exists():
-            names = sorted(
-                path.name
-                for path in self.path.iterdir()
-                if not path.name.startswith(".") and path.suffix.lower() not in LOG_SUFFIXES
-            )
-            if names:
-                more = ", …" if names[3:] else ""
-                raise UsageError(f"{self.path}: holds other files ({', '.join(names[:3])}{more}); choose another --out")
+            refuse_other_files(self.path)
         if self.model_config.exists():
             raise UsageError(f"{self.path}: already holds a model; choose another --out")
 

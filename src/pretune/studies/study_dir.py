@@ -9,12 +9,12 @@ study.json, .md, .html      the results
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from pretune.core import io
 from pretune.core.config import Amount, Number, check_path, read_record
 from pretune.core.errors import CheckpointError, UsageError, explain_missing, refuse_broken_link
-from pretune.core.run_dir import LOG_SUFFIXES, RunDir
+from pretune.core.run_dir import RunDir, refuse_other_files
 from pretune.studies.plan import FORMAT, Plan, Step
 
 Numbers = Mapping[str, object]
@@ -64,16 +64,8 @@ class StudyDir:
         refuse_broken_link(self.path)
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path}: {explain_missing(self.path, 'directory')}; choose another --out")
-        if not self.path.is_dir() or self.plan.is_file():
-            return
-        names = sorted(
-            path.name
-            for path in self.path.iterdir()
-            if not path.name.startswith(".") and path.suffix.lower() not in LOG_SUFFIXES and path != self.steps
-        )
-        if names:
-            more = ", …" if names[3:] else ""
-            raise UsageError(f"{self.path}: holds other files ({', '.join(names[:3])}{more}); choose another --out")
+        if self.path.is_dir() and not self.plan.is_file():
+            refuse_other_files(self.path, own_names=(self.steps.name,))
 
     def write_plan(self, plan: Plan) -> None:
         """Write plan.json before the first step."""
@@ -150,11 +142,12 @@ def make_record(
     step: Step,
     scores: Numbers,
     amounts: Numbers,
-    cost: Mapping[str, Any],
+    cost: Numbers,
     *,
     selected_key: str | None = None,
 ) -> StepRecord:
     """Return the record of a step; values that are not numbers are left out."""
+    numbers = _select_numbers(cost)
     record: StepRecord = {
         "format": FORMAT,
         "key": step.key,
@@ -163,11 +156,11 @@ def make_record(
         "amounts": _select_numbers(amounts),
         "cost": {
             "device": str(cost.get("device", "")),
-            "seconds": float(cost.get("seconds", 0.0)),
-            "flops": float(cost.get("flops", 0.0)),
-            "kwh": float(cost.get("kwh", 0.0)),
-            "co2e_kg": float(cost.get("co2e_kg", 0.0)),
-            "dollars": float(cost.get("dollars", 0.0)),
+            "seconds": float(numbers.get("seconds", 0.0)),
+            "flops": float(numbers.get("flops", 0.0)),
+            "kwh": float(numbers.get("kwh", 0.0)),
+            "co2e_kg": float(numbers.get("co2e_kg", 0.0)),
+            "dollars": float(numbers.get("dollars", 0.0)),
             "is_shared": cost.get("device") != "cpu" or cost.get("energy_label") == "measured",
         },
     }
