@@ -163,7 +163,7 @@ class StepRunner:
             options = PretrainOptions(resume=True)
         else:
             options = replace(options, device=self.device)
-            options = self._prepare(options, step, lambda located: build_pretrain_config(located).train.lr)
+            options = self._prepare(options, step, lambda values: build_pretrain_config(values).train.lr)
         summary = run_pretrain(replace(options, out=folder, device=self.device)).summary
         amounts = {name: summary[name] for name in ("parameters", "steps", "tokens")}
         return Outcome(scores=summary["held_out"] or {}, amounts=amounts, cost=summary["cost"])
@@ -173,7 +173,7 @@ class StepRunner:
         if resume:
             options = FinetuneOptions(resume=True)
         else:
-            options = self._prepare(options, step, lambda located: build_finetune_config(located).train.lr)
+            options = self._prepare(options, step, lambda values: build_finetune_config(values).train.lr)
             options = replace(options, baselines="none", data=self.data)
         scores = run_finetune(replace(options, out=folder, device=self.device)).scores
         result, facts = scores["result"], scores["model"]
