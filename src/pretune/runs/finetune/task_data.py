@@ -116,12 +116,9 @@ def open_task(task_config: TaskConfig) -> TaskData:
 
 
 def _open(task_config: TaskConfig) -> TaskData:
-    names = (task_config.name or "").split(",")
-    if len(names) > 1:
-        return combine_task_data(
-            [_limit_train(_open_single(replace(task_config, name=name)), task_config) for name in names]
-        )
-    return _limit_train(_open_single(task_config), task_config)
+    names = task_config.name.split(",") if task_config.name else [task_config.name]
+    members = [_limit_train(_open_single(replace(task_config, name=name)), task_config) for name in names]
+    return combine_task_data(members) if len(members) > 1 else members[0]
 
 
 def _limit_train(member: TaskData, task_config: TaskConfig) -> TaskData:
@@ -130,11 +127,8 @@ def _limit_train(member: TaskData, task_config: TaskConfig) -> TaskData:
     if task_config.max_examples_per_task is None or task_config.max_examples_per_task >= size:
         return member
     train = member.select_train(task_config.max_examples_per_task, task_config.split_seed)
-    notes = (
-        *member.parts.notes,
-        f"{len(train)} of {size} training examples, stratified, seed {task_config.split_seed}",
-    )
-    return replace(member, parts=replace(member.parts, train=train, notes=notes))
+    note = f"{len(train)} of {size} training examples, stratified, seed {task_config.split_seed}"
+    return replace(member, parts=replace(member.parts, train=train, notes=(*member.parts.notes, note)))
 
 
 def _open_single(task_config: TaskConfig) -> TaskData:
@@ -175,18 +169,15 @@ def _open_single(task_config: TaskConfig) -> TaskData:
     if task_config.max_eval_examples is not None:
         parts = _limit_eval(task, parts, task_config.max_eval_examples, task_config.split_seed)
     size_notes = _find_size_problems(task, parts) if task_config.name is None else ()
-    task_data = TaskData(
-        task=task, parts=replace(parts, notes=(*notes, *parts.notes, *_find_repeats(parts), *size_notes))
-    )
+    notes += [*parts.notes, *_find_repeats(parts), *size_notes]
     if not has_answers(task, parts.train) or not has_answers(task, parts.dev):
         raise DataError(f"task '{task.name}': train or dev has no answers; choose another task")
     if get_type(task).scoring.gold == "text":
         score(task, parts.dev[:1], [Prediction(text="")])  # a metric may need a package that is not installed
-    if task_data.headline_split == "dev":
+    if TaskData(task=task, parts=parts).headline_split == "dev":
         reason = "the test split has no answers" if parts.test else "no test split"
-        headline_note = f"{reason}: scores are on dev, which also selects the model"
-        task_data = replace(task_data, parts=replace(task_data.parts, notes=(*task_data.parts.notes, headline_note)))
-    return task_data
+        notes.append(f"{reason}: scores are on dev, which also selects the model")
+    return TaskData(task=task, parts=replace(parts, notes=tuple(notes)))
 
 
 def check_sizes(task_data: TaskData, task_config: TaskConfig, counts: Sequence[int | None]) -> None:
