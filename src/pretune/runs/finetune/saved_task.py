@@ -1,6 +1,6 @@
 """Task settings stored with a fine-tuned run (task.json), so that inference encodes inputs as training did."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,16 +133,15 @@ class SavedTask:
 
         Raises BlankCellError if a text is blank.
         """
-        if isinstance(raw_input, Example):
-            return raw_input
-        if isinstance(raw_input, str):
-            raw_input = {"text": raw_input}
-        elif (
-            isinstance(raw_input, Sequence) and len(raw_input) == 2 and all(isinstance(part, str) for part in raw_input)
-        ):
-            if self.reads_one_text:
-                raise DataError(f"{source}: this run was fine-tuned on single texts, got two")
-            raw_input = {"text": raw_input[0], "pair": raw_input[1]}
+        match raw_input:
+            case Example():
+                return raw_input
+            case str():
+                raw_input = {"text": raw_input}
+            case [str(text), str(pair)]:
+                if self.reads_one_text:
+                    raise DataError(f"{source}: this run was fine-tuned on single texts, got two")
+                raw_input = {"text": text, "pair": pair}
         if not isinstance(raw_input, Mapping):
             raise DataError(f"{source}: expected a text, two texts or a mapping, got {type(raw_input).__name__}")
         return get_type(self.build_task()).inputs.read_input(raw_input, self.text, self.pair, source)
