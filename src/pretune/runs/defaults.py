@@ -384,12 +384,9 @@ def scale_paper_rate(paper: PaperDefaults, width: int) -> float:
     """Return the paper's learning rate scaled to a width and the reference batch size."""
     if paper.width is None:  # the optimizer scales it
         return paper.lr
-    scaled_rate = paper.lr * min(1.0, math.sqrt(REFERENCE_BATCH_TOKENS / paper.batch_tokens))
-    return (
-        max(scaled_rate, min(scaled_rate * paper.width / width, MAX_RATE))
-        if width < paper.width
-        else scaled_rate * paper.width / width
-    )
+    batch_rate = paper.lr * min(1.0, math.sqrt(REFERENCE_BATCH_TOKENS / paper.batch_tokens))
+    rate = batch_rate * paper.width / width
+    return max(batch_rate, min(rate, MAX_RATE)) if width < paper.width else rate
 
 
 def compute_paper_rate(paper: PaperDefaults, width: int) -> float:

@@ -134,9 +134,8 @@ def run_embedding(options: EmbeddingOptions) -> TrainedEmbeddings:
         if resume and run_dir.is_finished:
             check_model(run_dir)
             log.info(f"{run_dir.path}: finished; nothing to resume")
-            return TrainedEmbeddings(
-                run_dir.path, config.read_record(EmbeddingScoresFile, run_dir.scores, CheckpointError)
-            )
+            scores = config.read_record(EmbeddingScoresFile, run_dir.scores, CheckpointError)
+            return TrainedEmbeddings(run_dir.path, scores)
         resume = resume and run_dir.can_resume(can_start=True)
         if not resume:
             run_dir.check_free()

@@ -164,9 +164,7 @@ def _build_task_pairs(name: StrPath, data: StrPath | None) -> CorpusItem:
     task_name, _, split = os.fspath(name).removeprefix(TASK_PREFIX).partition(":")
     task = TASKS.get(task_name)
     if task.template is None:
-        names = ", ".join(
-            registered_name for registered_name in TASKS if TASKS.get(registered_name).template is not None
-        )
+        names = ", ".join(other for other in TASKS if TASKS.get(other).template is not None)
         raise UsageError(f"task '{task_name}' has no text-to-text template; tasks with one: {names}")
     item = TaskPairs(os.fspath(name), task, split or "train", None if data is None else os.fspath(data))
     if item.split not in ("train", "dev", "test"):

@@ -100,11 +100,8 @@ def run_pretrain(
             settings = build_pretrain_config(options)
             run_dir.check_free()  # checked again under the lock; here nothing is computed yet
             state = load_clock_history(settings, options)
-        with (
-            init_distributed(resolve_device(options.device))
-            if ranks is None
-            else contextlib.nullcontext(ranks) as group
-        ):
+        processes = contextlib.nullcontext(ranks) if ranks else init_distributed(resolve_device(options.device))
+        with processes as group:
             if resume and not group.broadcast_object(run_on_rank_zero(group, run_dir.has_progress)):
                 settings, resume = replace(settings, moved_paths={}), False  # run.json is written again
                 state = load_clock_history(settings, options)

@@ -326,7 +326,7 @@ def load_finished_run(run_dir: RunDir) -> PretrainedRun | None:
     """Return the run in a directory, or None if it is unfinished."""
     if not run_dir.is_finished:
         return None
-    cost: dict[str, Any] = {**config.read_record(CostFile, run_dir.cost, CheckpointError)}
+    cost = dict(config.read_record(CostFile, run_dir.cost, CheckpointError))
     about = cost.pop("run", None)
     if about is None:
         return None

@@ -177,12 +177,10 @@ class TrainingData:
         if self.shape == "encoder-decoder" and shape.source is None:
             raise UsageError("this objective gives an encoder-decoder no source; choose another")
         max_row = max(shape.length, shape.source or 0)
-        if isinstance(samples, ParallelSamples) or _has_variable_lengths(
-            samples, corruption
-        ):  # rows may be longer than any sequence
-            max_row = max(
-                int(side.max()) for side in compute_row_lengths(samples, corruption) if side is not None and len(side)
-            )
+        has_spare_room = isinstance(samples, ParallelSamples) or _has_variable_lengths(samples, corruption)
+        if has_spare_room:  # rows may be longer than any sequence
+            sides = compute_row_lengths(samples, corruption)
+            max_row = max(int(side.max()) for side in sides if side is not None and len(side))
         if self.max_positions is not None and max_row > self.max_positions:
             raise UsageError(
                 f"sequences have up to {max_row} tokens, but the model only {self.max_positions} positions; decrease "

@@ -132,7 +132,7 @@ class Step:
         """Keys of the steps that it needs."""
         return tuple(dict.fromkeys((*self.file_inputs, *self.choices)))
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """Return what defines the step, as plain data."""
         files = [asdict(file) for file in self.files]
         choices = {"choices": [*self.choices], "rate_factor": self.rate_factor}
@@ -284,7 +284,7 @@ class Plan:
         """Return the number of steps of each action."""
         return Counter(step.action for step in self.steps.values())
 
-    def describe_inputs(self) -> dict[str, Any]:
+    def describe_inputs(self) -> dict[str, object]:
         """Return the study and what it was asked for, as plan.json and study.json store it."""
         return {
             "format": FORMAT,
@@ -296,7 +296,7 @@ class Plan:
             "rows": [row.name for row in self.rows],
         }
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the plan as plain data, as plan.json stores it."""
         return {
             **self.describe_inputs(),

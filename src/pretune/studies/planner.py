@@ -194,12 +194,10 @@ class Planner:
             values["holdout"] = parse_share(values["holdout"])
         from_dict(PrepareConfig, values, "prepare").check()
         if path is None:
-            seconds = (
-                min(self.inputs.sum_sizes(settings.get_corpora("tokenizer.corpus")), 2e8) / TOKENIZER_BYTES_PER_SECOND
-            )
+            size = min(self.inputs.sum_sizes(settings.get_corpora("tokenizer.corpus")), 2e8)
+            estimate = StepEstimate(seconds=2 + size / TOKENIZER_BYTES_PER_SECOND)
             label = f"{tokenizer.kind} tokenizer of {tokenizer.vocab:,} tokens"
-            step = Step(options=tokenizer, label=label, estimate=StepEstimate(seconds=2 + seconds))
-            path = self.steps.add(step)
+            path = self.steps.add(Step(options=tokenizer, label=label, estimate=estimate))
         estimate = StepEstimate(seconds=3 + self.inputs.sum_sizes(corpora) / PREPARE_BYTES_PER_SECOND)
         options = replace(options, inputs=corpora, tokenizer=path)
         return self.steps.add(Step(options=options, label=f"data of {', '.join(corpora)}", estimate=estimate))

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from pretune.core.config import to_dict
+from pretune.core.config import get_kind, to_dict
 from pretune.core.errors import UsageError, suggest
 from pretune.metrics.significance import compute_interval
 from pretune.models.devices import DEVICES
@@ -167,11 +167,7 @@ def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> 
     names = {row.name for row in plan.rows}
     measures = {measure.name: measure for measure in plan.measures}
     facts = {**to_dict(claim), "against": claim.against or claim.measure}
-    if (
-        claim.better not in names
-        or claim.worse not in names
-        or not {claim.measure, facts["against"]} <= measures.keys()
-    ):
+    if not {claim.better, claim.worse} <= names or not {claim.measure, facts["against"]} <= measures.keys():
         return {**facts, "outcome": "not measured", "reason": "not in the table of this scale"}
     verdict = decide(
         values.get((claim.better, claim.measure), {}),
@@ -226,7 +222,7 @@ def _describe_measure(measure: Measure) -> Facts:
     quantity = measure.quantity
     return {
         "name": measure.name,
-        "kind": to_dict(quantity)["kind"],
+        "kind": get_kind(quantity),
         "better": "lower" if measure.is_lower_better else "higher",
         "amount": quantity.amount if isinstance(quantity, CostValue) else None,
         "curve": measure.curve,

@@ -174,11 +174,9 @@ def load_backward_model(tuning: FinetuneConfig) -> LanguageModel | None:
     if tuning.tune.scalar_mix is None or not has_backward_model(tuning.base):
         return None
     backward_model = checkpoint.load(resolve_path(tuning.base.path) / BACKWARD)
-    return (
-        backward_model
-        if tuning.base.weights == "pretrained"
-        else build(backward_model.spec, seed=tuning.train.seed + 1)
-    )
+    if tuning.base.weights == "random":
+        return build(backward_model.spec, seed=tuning.train.seed + 1)
+    return backward_model
 
 
 def load_base_model(base: BaseConfig, *, seed: int) -> LanguageModel:
@@ -251,12 +249,10 @@ def build_task_head(
     """
     if several := find_member_tasks(task):
         return _build_heads(several, model, tokenizer, tune)
-    silent = tune.text_to_text is None and (
-        tune.scalar_mix is not None or tune.pooling is not None
-    )  # these heads cannot generate
-    head = build_head(
-        task, model, tokenizer, text_to_text=False if silent else tune.text_to_text, lm_loss_weight=tune.lm_loss_weight
-    )
+    text_to_text = tune.text_to_text
+    if text_to_text is None and not (tune.scalar_mix is None and tune.pooling is None):
+        text_to_text = False  # these heads cannot generate
+    head = build_head(task, model, tokenizer, text_to_text=text_to_text, lm_loss_weight=tune.lm_loss_weight)
     for name in ("dropout", "pooling", "scalar_mix"):
         value = getattr(tune, name)
         if value is not None and not hasattr(head, name):

@@ -295,10 +295,8 @@ class TrialOutlook:
 
     def _count_predictions(self, step: int) -> int:
         """Return the number of predictions after a step."""
-        return (
-            max(math.ceil(self.steps / self.eval_every) - step // self.eval_every, 0) * self.eval_examples
-            + self.final_examples
-        )
+        evaluations = max(math.ceil(self.steps / self.eval_every) - step // self.eval_every, 0)
+        return evaluations * self.eval_examples + self.final_examples
 
 
 def estimate_baseline_seconds(names: Sequence[str], train: Sequence[Example], test: Sequence[Example]) -> float:

@@ -87,10 +87,8 @@ def build_finetune_config(
     overrides = {**lengths, **overrides, **settings}
     if options.teacher is not None:  # before its settings
         overrides = {"tune.distill": {"teacher": os.fspath(options.teacher)}, **overrides}
-    tree, sections = (
-        read_config(options.config if whole_config is None else whole_config),
-        FinetuneConfig.list_sections(),
-    )
+    tree = read_config(options.config if whole_config is None else whole_config)
+    sections = FinetuneConfig.list_sections()
     if all(isinstance(tree.get(name), Mapping) for name in sections):
         tuning = (whole_config or FinetuneConfig.from_dict(tree)).replace(overrides)
         return tuning if options.method is None else _apply_method(tuning, options.method, overrides, base_spec)
@@ -200,9 +198,8 @@ def _choose_rate(parts: Sequence[str], spec: Model) -> dict[str, float]:
         return {"train.lr": LAST_RATE}
     if "extra-layers" in parts:
         return {"train.lr": MAX_RATE}
-    return (
-        {"train.lr": float(f"{min(factor * compute_default_rate('full', spec), MAX_RATE):.3g}")} if factor > 1 else {}
-    )
+    rate = min(factor * compute_default_rate("full", spec), MAX_RATE)
+    return {"train.lr": float(f"{rate:.3g}")} if factor > 1 else {}
 
 
 def compute_default_rate(method: str, spec: Model) -> float:

@@ -128,10 +128,8 @@ class FeatureFlops:
         )
         self.body = build_flops_counter(model.model.spec)(stats) / 3 if counts_body else 0.0
         assert model.head is not None
-        self._head, self._is_pooled = (
-            FLOPS_PER_WEIGHT * count_matrix_weights(model.head),
-            sequences.token_features is None,
-        )
+        self._head = FLOPS_PER_WEIGHT * count_matrix_weights(model.head)
+        self._is_pooled = sequences.token_features is None
 
     def __call__(self, stats: BatchStats) -> float:
         """Return the FLOPs of a run after steps with these counts."""

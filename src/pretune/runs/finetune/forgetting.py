@@ -15,6 +15,7 @@ import contextlib
 import copy
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,10 +76,9 @@ class ForgettingMeter:
         self.objective = find_objective(body, Path(start))
         self.merge = None if isinstance(method, Full | Frozen | Gradual) or not method.is_mergeable else method.merge
         tokenizer: Any = base.tokenizer  # the body's may have added task tokens
-        longest = body.spec.max_length
-        room = (
-            MAX_LENGTH if longest is None else min(MAX_LENGTH, longest - count_positions(method))
-        )  # without the positions of a prefix
+        longest, room = body.spec.max_length, MAX_LENGTH
+        if longest is not None:
+            room = min(room, longest - count_positions(method))  # without the positions of a prefix
         reading = DataConfig(path=data, max_length=room)
         self.source = TrainingData.open(
             reading, self.objective, body.shape, start=body.spec.special.start, max_positions=longest
@@ -152,7 +152,7 @@ def find_objective(body: LanguageModel, start: Path | None = None) -> Objective:
     return read_objective(OBJECTIVE_BY_SHAPE[body.shape])
 
 
-def _read_run_objective(directory: Path) -> dict[str, Any] | str | None:
+def _read_run_objective(directory: Path) -> Mapping[str, object] | str | None:
     """Return the objective of a pre-training run, or of the one that a fine-tuned run started from; None if unknown."""
     with contextlib.suppress(CheckpointError, UsageError):
         trees = (RunDir(run).read_settings() for run in iterate_runs(directory))
@@ -163,9 +163,8 @@ def _read_run_objective(directory: Path) -> dict[str, Any] | str | None:
 def _compute_squares(weight: Tensor, initial_weight: Tensor | None) -> tuple[float, float]:
     """Return the squared change and squared norm of a weight; a missing initial weight counts as zero."""
     initial = torch.zeros_like(weight) if initial_weight is None else initial_weight
-    weight = (
-        weight[: len(initial)] if weight.dim() and len(weight) > len(initial) else weight
-    )  # without rows of task tokens
+    if weight.dim() and len(weight) > len(initial):
+        weight = weight[: len(initial)]  # without rows of task tokens
     return float((weight.double() - initial.double()).square().sum()), float(initial.double().square().sum())
 
 

@@ -184,10 +184,9 @@ def evaluate_run(
         raise DataError(f"task '{eval_task.name}': split '{split_name}' has no answers; choose another")
     if max_examples is not None and len(examples) > max_examples:
         examples = sample_subset(examples, max_examples, groups=eval_task.get_groups(examples))
-    scored_task = (
-        run_task if isinstance(task, Task) else replace(run_task, metrics=eval_task.metrics)
-    )  # a table has no metrics of its own
-    scores = score(scored_task, examples, ready.predict(examples))
+    if not isinstance(task, Task):  # a table has no metrics of its own
+        run_task = replace(run_task, metrics=eval_task.metrics)
+    scores = score(run_task, examples, ready.predict(examples))
     if get_type(run_task).scoring.gold == "text" and not isinstance(finetuned_run, Ensemble):
         scores["perplexity"] = ready.compute_perplexity(examples)
     notes = () if split_data is None else split_data.parts.notes

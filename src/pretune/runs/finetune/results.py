@@ -54,9 +54,8 @@ def write_results(
     best = [trial for trial in trials if trial["labels"] == max(other["labels"] for other in trials)]
     rate = max(best, key=get_dev_score)["lr"]
     selection = [trial for trial in best if trial["lr"] == rate]
-    rows, absent = run_all_baselines(
-        task_data, task_data.select_train(plan.max_train_examples, tuning.task.split_seed), plan, model_baselines
-    )
+    train = task_data.select_train(plan.max_train_examples, tuning.task.split_seed)
+    rows, absent = run_all_baselines(task_data, train, plan, model_baselines)
     collapse_notes = [find_collapse(task_data, trial) for trial in selection]
     scores: ScoresFile = {
         "task": task_data.task.name,
@@ -286,9 +285,8 @@ def bootstrap(
     def group_metric(
         example_groups: Sequence[Sequence[Example]], prediction_groups: Sequence[Sequence[Prediction]]
     ) -> dict[str, float]:
-        flat_examples = [
-            replace(example, group=str(place)) for place, group in enumerate(example_groups) for example in group
-        ]  # groups drawn twice count twice
+        numbered_groups = enumerate(example_groups)  # groups drawn twice count twice
+        flat_examples = [replace(example, group=str(number)) for number, group in numbered_groups for example in group]
         return metric(flat_examples, [prediction for group in prediction_groups for prediction in group])
 
     units = [group_values(run, groups) for run in (*predictions, baseline_predictions)]

@@ -156,9 +156,9 @@ class FinetuneSweep:
 
     def _is_best(self, tuning: FinetuneConfig, result: TrialFile) -> bool:
         """Return whether a trial with the most training examples is better on dev than those before it."""
-        others = [get_dev_score(other) for other in self.trials if other["labels"] == result["labels"]]
+        scores = [get_dev_score(trial) for trial in self.trials if trial["labels"] == result["labels"]]
         is_largest = tuning.task.train_examples == self.plan.max_train_examples
-        return is_largest and get_dev_score(result) > max(others, default=-1e9)
+        return is_largest and get_dev_score(result) > max(scores, default=-1e9)
 
     def _plan_remaining_work(self, outlook: TrialOutlook, *, is_last: bool) -> None:
         """Add the work after the next trial: other trials, including random weights, and baselines."""
@@ -172,9 +172,8 @@ class FinetuneSweep:
         task, start = self.task_data.task, time.perf_counter()
         if get_type(task).scoring.gold not in ("class", "score"):
             return None
-        predictions = predict_with_probe(
-            self.tuning, task, train[:MAX_TRAIN_EXAMPLES], self.task_data.eval_examples, self.ranks.device
-        )
+        examples, device = self.task_data.eval_examples, self.ranks.device
+        predictions = predict_with_probe(self.tuning, task, train[:MAX_TRAIN_EXAMPLES], examples, device)
         about, seconds = "Linear probe on the frozen model's features", time.perf_counter() - start
         return BaselineResult(name=PROBE, description=about, predictions=predictions, seconds=seconds)
 
@@ -192,9 +191,8 @@ class FinetuneSweep:
         low, high = min(labels), max(labels)
         predictions = [Prediction(value=low + (high - low) * float(cosine)) for cosine in cosines]
         about = "Cosine similarity of the two texts, by the model before fine-tuning"
-        return BaselineResult(
-            name=COSINE, description=about, predictions=predictions, seconds=time.perf_counter() - start
-        )
+        seconds = time.perf_counter() - start
+        return BaselineResult(name=COSINE, description=about, predictions=predictions, seconds=seconds)
 
     def _raise_missing_base(self) -> NoReturn:
         raise CheckpointError(f"{self.tuning.base.path}: the base model was deleted during the run")

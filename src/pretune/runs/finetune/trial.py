@@ -107,10 +107,8 @@ class FinetuneTrial:
         self.stream = self.encoders.build_stream(self.data.train, tuning, fixed_shape=ranks.device.type == "cuda")
         self.steps_per_epoch = len(self.stream.steps(0))
         self.outlook = self._plan_steps()
-        for (
-            hook
-        ) in self.adapted_model.unfreezing:  # NOTE: the numbers are known only now, since encoding needs the model
-            hook.epoch, hook.steps = self.steps_per_epoch, self.outlook.steps
+        for hook in self.adapted_model.unfreezing:
+            hook.epoch, hook.steps = self.steps_per_epoch, self.outlook.steps  # NOTE: encoding needs the model first
         tuning.train.schedule.compute_factor(0, self.outlook.steps)  # raises if it does not fit
         self.fingerprints = self._compute_fingerprints()
         self.forgetting_meter = self._finish_weights()
