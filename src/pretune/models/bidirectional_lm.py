@@ -102,15 +102,13 @@ class BidirectionalLM(ModelPair):
     def forward(self, batch: Batch, *, hidden: bool = False) -> Output:
         """Return the states of both directions, concatenated: `[N, 2 W]`, with `hidden` for every layer."""
         reversed_batch, index = reverse_sequences(batch)
-        left_output, right_output = self.forwards(batch, hidden=hidden), self.backwards(reversed_batch, hidden=hidden)
+        left, right = self.forwards(batch, hidden=hidden), self.backwards(reversed_batch, hidden=hidden)
 
-        def concatenate(left: Tensor, right: Tensor) -> Tensor:
-            return torch.cat((left, right.index_select(0, index)), dim=-1)
+        def concatenate(states: Tensor, reversed_states: Tensor) -> Tensor:
+            return torch.cat((states, reversed_states.index_select(0, index)), dim=-1)
 
-        layers = (
-            None if left_output.hidden is None else tuple(map(concatenate, left_output.hidden, right_output.hidden))
-        )
-        return Output(states=concatenate(left_output.states, right_output.states), hidden=layers)
+        layers = None if left.hidden is None else tuple(map(concatenate, left.hidden, right.hidden))
+        return Output(states=concatenate(left.states, right.states), hidden=layers)
 
 
 def reverse_sequences(batch: Batch) -> tuple[Batch, Tensor]:

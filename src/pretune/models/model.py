@@ -97,18 +97,10 @@ class LanguageModel(BatchModel):
         flags = OutputFlags(hidden=hidden, attention=attention, backend=self.attention_backend)
         stack_output, encoder_output = self._run(batch, flags, cache, memory)
         states = stack_output.states if batch.targets is not None else self.decode_masks(stack_output, batch)
-        cross = (
-            None
-            if stack_output.cross is None or batch.source is None
-            else _split_by_sequence(stack_output.cross, batch, batch.source)
-        )
+        cross = _split_by_sequence(stack_output.cross, batch, batch.source)
         source = None if encoder_output is None or batch.source is None else _make_output(encoder_output, batch.source)
-        return replace(
-            _make_output(stack_output, batch),
-            logits=self.logits(states, batch),
-            cross=cross,
-            source=source,
-        )
+        output, logits = _make_output(stack_output, batch), self.logits(states, batch)
+        return replace(output, logits=logits, cross=cross, source=source)
 
     def states(self, batch: Batch) -> Tensor:
         """Return the states `[N, W]`, without running the head; at targets those of the mask decoder."""
@@ -383,12 +375,16 @@ class _SkipInit(TorchFunctionMode):
 
 
 def _make_output(output: StackOutput, batch: Batch) -> Output:
-    attention = None if output.attention is None else _split_by_sequence(output.attention, batch, batch)
+    attention = _split_by_sequence(output.attention, batch, batch)
     return Output(states=output.states, hidden=output.hidden, attention=attention)
 
 
-def _split_by_sequence(layers: tuple[Tensor, ...], queries: Batch, keys: Batch) -> tuple[tuple[Tensor, ...], ...]:
-    """Split weights `[rows, H, R, R]` per layer into one `[H, n, m]` per sequence."""
+def _split_by_sequence(
+    layers: tuple[Tensor, ...] | None, queries: Batch, keys: Batch | None
+) -> tuple[tuple[Tensor, ...], ...] | None:
+    """Split weights `[rows, H, R, R]` per layer into one `[H, n, m]` per sequence; None without weights or keys."""
+    if layers is None or keys is None:
+        return None
     pairs = list(zip(queries.list_spans(), keys.list_spans(), strict=True))
     sequences = []
     for weights in layers:

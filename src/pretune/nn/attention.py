@@ -202,12 +202,9 @@ class DisentangledAttention(MultiHeadAttention):
         self.terms = spec.distances.terms
         if spec.scale is None:
             self.scale = (self.head * (1 + len(self.terms))) ** -0.5
-        layers = {
-            name: nn.Linear(width, heads * self.head)
-            for name, heads in (("k", self.kv_heads), ("q", self.heads))
-            if name in spec.distances.projections
-        }
-        self.position_k, self.position_q = layers.get("k"), layers.get("q")
+        names = spec.distances.projections
+        self.position_k = nn.Linear(width, self.kv_heads * self.head) if "k" in names else None
+        self.position_q = nn.Linear(width, self.heads * self.head) if "q" in names else None
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
         """Attend with the scores of distances as a bias of each row."""

@@ -163,11 +163,8 @@ class _Dropout(torch.autograd.Function):
         threshold, count = round(p * _PROBABILITY_STEPS), x.numel()
         bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
         values = bits.view(torch.int16)[:count].view(x.shape)
-        factors = (
-            (values >= threshold - _PROBABILITY_STEPS // 2)
-            .to(x.dtype)
-            .mul_(_PROBABILITY_STEPS / max(_PROBABILITY_STEPS - threshold, 1))
-        )
+        keep_mask = values >= threshold - _PROBABILITY_STEPS // 2
+        factors = keep_mask.to(x.dtype).mul_(_PROBABILITY_STEPS / max(_PROBABILITY_STEPS - threshold, 1))
         ctx.save_for_backward(factors)
         return x * factors
 

@@ -305,16 +305,11 @@ class LSTMLayer(nn.Module):
 
     def _count_clipped(self, output: Tensor, cell: Tensor) -> None:
         """Count the values that clipping would have changed; of the cells torch's LSTM returns the last ones only."""
-        bounds = ((output, self.spec.output_clip), (cell, self.spec.cell_clip))
-        counts = [
-            count
-            for values, bound in bounds
-            for count in (
-                (values.abs() > (math.inf if bound is None else bound)).sum(),
-                values.new_tensor(values.numel()),
-            )
-        ]
-        new_counts = torch.stack([count.double() for count in counts])
+        counts: list[Tensor] = []
+        for values, bound in ((output, self.spec.output_clip), (cell, self.spec.cell_clip)):
+            is_beyond = values.abs() > (math.inf if bound is None else bound)
+            counts += [is_beyond.sum().double(), values.new_tensor(values.numel()).double()]
+        new_counts = torch.stack(counts)
         self.clip_counts = new_counts if self.clip_counts is None else self.clip_counts + new_counts
 
     def _compute_weights(self, dtype: torch.dtype) -> list[Tensor]:

@@ -268,12 +268,8 @@ class RelativePositions(nn.Module):
         else:
             distance = (-distance).clamp(min=0)
         max_exact = self.spec.max_exact
-        bucket = (
-            torch.log(distance.clamp(min=1).float() / max_exact)
-            / math.log(self.spec.max_distance / max_exact)
-            * (buckets - max_exact)
-        )
-        bucket = (max_exact + bucket.to(torch.long)).clamp(max=buckets - 1)
+        share = torch.log(distance.clamp(min=1).float() / max_exact) / math.log(self.spec.max_distance / max_exact)
+        bucket = (max_exact + (share * (buckets - max_exact)).to(torch.long)).clamp(max=buckets - 1)
         return first + torch.where(distance < max_exact, distance, bucket)
 
 
@@ -354,9 +350,7 @@ class DistanceVectors(nn.Module):
         self.spec = spec
         self.table = nn.Embedding(2 * spec.span, width)
         self.norm = spec.norm.build(width=width) if spec.norm else None
-        self.input = (
-            spec.input.build(width=width, heads=heads, head_width=head_width) if spec.input is not None else None
-        )
+        self.input = spec.input.build(width=width, heads=heads, head_width=head_width) if spec.input else None
 
     def forward(self, length: int) -> DistanceTable:
         """Return the vectors and their index for rows of `length` tokens."""

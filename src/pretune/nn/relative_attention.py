@@ -143,12 +143,9 @@ class RelativeAttentionLayer(nn.Module):
         q = self.q(x)
         if query_positions is not None:
             q = query_positions.scatter(q, q.new_zeros(()).expand(query_positions.count, q.shape[1]))
-        prefix_length = 0 if self.prefix is None else self.prefix.count
-        mask = (
-            F.pad(stream_mask.mask, (prefix_length, 0), value=True)
-            if prefix_length and stream_mask.mask is not None
-            else stream_mask.mask
-        )
+        mask, prefix_length = stream_mask.mask, 0 if self.prefix is None else self.prefix.count
+        if prefix_length and mask is not None:
+            mask = F.pad(mask, (prefix_length, 0), value=True)
         attention, weights = self._attend(self._split_rows(q, context), keys, context, mask)
         if stream_mask.has_keys is not None and not prefix_length:  # queries without keys have output 0
             attention = attention * stream_mask.has_keys

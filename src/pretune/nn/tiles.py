@@ -195,10 +195,8 @@ def _compute_gradients(
     shape: dict[str, int] = {"D": width, "DP": round_up(width)}
     options = {**shape, "CAUSAL": causal, "WINDOW": window, "BIAS": bias is not None, "DROP": dropout > 0}
     log, *dropout_constants = compute_constants(scale, dropout)
-    sequences, numbers = (
-        (q_sequence, k_sequence, _replace_none(bias, q), _replace_none(seed, q_sequence)),
-        (*get_strides(q, k, v), log, scale, *dropout_constants, heads),
-    )
+    sequences = (q_sequence, k_sequence, _replace_none(bias, q), _replace_none(seed, q_sequence))
+    numbers = (*get_strides(q, k, v), log, scale, *dropout_constants, heads)
     short = max(RQ, RK) <= MAX_SHORT_ROW and group == 1 and not has_distances
     rows_per_step = rows if short else max(min(MAX_SCORE_BYTES // (heads * RQ * RK * q.itemsize), rows), 1)
     inner = q.new_empty((rows_per_step * heads, RK, RQ) if keep or not short else (0,))

@@ -179,16 +179,11 @@ class TwoStreamStack(LayerStack[TwoStreamLayer]):
         if memory is not None:
             memory.check(batch)
             memory_tokens = memory.tokens
-        context, stream_masks, query_positions = (
-            self._build_context(batch, flags, memory_tokens),
-            build_stream_masks(batch, memory_tokens),
-            _find_query_positions(batch),
-        )
-        g = (
-            None
-            if query_positions is None
-            else self.embed.dropout(self.query.to(x.dtype).repeat(len(query_positions.index), 1))
-        )
+        context = self._build_context(batch, flags, memory_tokens)
+        stream_masks = build_stream_masks(batch, memory_tokens)
+        query_positions, g = _find_query_positions(batch), None
+        if query_positions is not None:
+            g = self.embed.dropout(self.query.to(x.dtype).repeat(len(query_positions.index), 1))
         hidden, attention = [_merge_streams(x, g, query_positions)] if flags.hidden else [], []
         for i, layer in enumerate(self):
             memory_states = None if memory is None else memory.layers[i]
