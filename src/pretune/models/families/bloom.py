@@ -9,12 +9,12 @@ from pretune.models.families.shared import (
     build_decoder_classes,
     build_decoder_training,
     derive_hidden,
+    fuse_qkv,
 )
 from pretune.models.hf.config import FixedKey, Key
 from pretune.models.hf.weights import (
     InterleavedPacking,
     Layout,
-    Rule,
     define_score_head,
     define_token_heads,
 )
@@ -119,13 +119,7 @@ bloom = Family(
         prefix="transformer.",
         classes=build_decoder_classes("Bloom"),
         task_heads={**define_score_head("Bloom"), **define_token_heads("Bloom")},
-        rules=(
-            Rule(
-                tuple(f"decoder.{{i}}.attention.{part}.{{p}}" for part in "qkv"),
-                f"{LAYER}.self_attention.query_key_value.{{p}}",
-                InterleavedPacking(),
-            ),
-        ),
+        rules=(fuse_qkv("decoder", f"{LAYER}.self_attention.query_key_value.{{p}}", InterleavedPacking()),),
         names={
             "decoder.{i}.attention.out.{p}": f"{LAYER}.self_attention.dense.{{p}}",
             "decoder.{i}.attention_norm.pre.{p}": f"{LAYER}.input_layernorm.{{p}}",

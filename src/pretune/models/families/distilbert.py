@@ -3,7 +3,7 @@
 from functools import partial
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared import ADAM, ENCODER_ACTIVATION, Family, PaperDefaults, Size
+from pretune.models.families.shared import ADAM, ENCODER_ACTIVATION, Family, PaperDefaults, Size, name_projections
 from pretune.models.hf.config import ACTIVATIONS, Key
 from pretune.models.hf.weights import Layout, define_encoder_heads
 from pretune.nn.heads import PoolingConfig
@@ -18,10 +18,7 @@ build_spec = partial(
 FIRST_TOKEN = PoolingConfig(mode="first", layer="own", activation="relu")
 """[CLS] through a new dense layer of the head."""
 BODY_NAMES = {
-    "encoder.{i}.attention.q.{p}": "transformer.layer.{i}.attention.q_lin.{p}",
-    "encoder.{i}.attention.k.{p}": "transformer.layer.{i}.attention.k_lin.{p}",
-    "encoder.{i}.attention.v.{p}": "transformer.layer.{i}.attention.v_lin.{p}",
-    "encoder.{i}.attention.out.{p}": "transformer.layer.{i}.attention.out_lin.{p}",
+    **name_projections("encoder", "transformer.layer.{i}.attention.{part}_lin.{p}"),
     "encoder.{i}.attention_norm.post.{p}": "transformer.layer.{i}.sa_layer_norm.{p}",
     "encoder.{i}.feedforward.up.{p}": "transformer.layer.{i}.ffn.lin1.{p}",
     "encoder.{i}.feedforward.down.{p}": "transformer.layer.{i}.ffn.lin2.{p}",

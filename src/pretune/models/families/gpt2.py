@@ -3,14 +3,13 @@
 from functools import partial
 
 from pretune.core import config
+from pretune.models.families.gpt import GPT_KEYS, build_gpt_rules
 from pretune.models.families.gpt import build_spec as build_gpt_spec
 from pretune.models.families.shared import (
-    GPT_KEYS,
     Family,
     Size,
     build_decoder_classes,
     build_decoder_training,
-    build_gpt_rules,
     derive_hidden,
 )
 from pretune.models.hf.config import (
@@ -76,7 +75,7 @@ LAYOUT = Layout(
     classes=build_decoder_classes("GPT2", "LMHeadModel"),
     task_heads={**define_score_head("GPT2"), **define_token_heads("GPT2")},
     skipped_tensors=(r".*\.attn\.(masked_)?bias",),
-    rules=build_gpt_rules("transformer.", "pre"),
+    rules=build_gpt_rules("pre"),
     names={
         "tokens.weight": "transformer.wte.weight",
         "decoder.position.table.weight": "transformer.wpe.weight",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pretune.models.families.shared import Family, PaperDefaults, Size, read_rotary, write_rotary
+from pretune.models.families.shared import Family, PaperDefaults, Size, fuse_qkv, read_rotary, write_rotary
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -17,7 +17,7 @@ from pretune.models.hf.config import (
     check_number,
     check_size,
 )
-from pretune.models.hf.weights import FusedPacking, HeadLayout, Layout, Rule
+from pretune.models.hf.weights import HeadLayout, Layout, Rule
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -251,16 +251,8 @@ modernbert = Family(
         },
         skipped_tensors=(r".*rotary_emb\..*inv_freq",),
         rules=(
-            Rule(
-                tuple(f"encoder.{{i}}.attention.{part}.{{p}}" for part in "qkv"),
-                f"{LAYER}.attn.Wqkv.{{p}}",
-                FusedPacking(),
-            ),
-            Rule(
-                ("encoder.{i}.feedforward.gate.{p}", "encoder.{i}.feedforward.up.{p}"),
-                f"{LAYER}.mlp.Wi.{{p}}",
-                FusedPacking(),
-            ),
+            fuse_qkv("encoder", f"{LAYER}.attn.Wqkv.{{p}}"),
+            Rule(("encoder.{i}.feedforward.gate.{p}", "encoder.{i}.feedforward.up.{p}"), f"{LAYER}.mlp.Wi.{{p}}"),
         ),
         names={
             "encoder.{i}.attention.out.{p}": f"{LAYER}.attn.Wo.{{p}}",

@@ -2,7 +2,7 @@
 
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training, derive_hidden
+from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training, derive_hidden, fuse_qkv
 from pretune.models.hf.config import (
     IGNORED_KEYS,
     CustomKey,
@@ -14,7 +14,7 @@ from pretune.models.hf.config import (
     check_positive,
     check_rate,
 )
-from pretune.models.hf.weights import FusedPacking, Layout, Rule, define_score_head, define_token_heads
+from pretune.models.hf.weights import Layout, define_score_head, define_token_heads
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -148,13 +148,7 @@ mpt = Family(
         # MPTForCausalLM is the equivalent class in the code of the release.
         classes={"MptForCausalLM": frozenset({"head"}), "MPTForCausalLM": frozenset({"head"}), "MptModel": frozenset()},
         task_heads={**define_score_head("Mpt"), **define_token_heads("Mpt")},
-        rules=(
-            Rule(
-                tuple(f"decoder.{{i}}.attention.{part}.weight" for part in "qkv"),
-                "transformer.blocks.{i}.attn.Wqkv.weight",
-                FusedPacking(),
-            ),
-        ),
+        rules=(fuse_qkv("decoder", "transformer.blocks.{i}.attn.Wqkv.{p}"),),
         names={
             "decoder.{i}.attention.out.weight": "transformer.blocks.{i}.attn.out_proj.weight",
             "decoder.{i}.attention_norm.pre.weight": "transformer.blocks.{i}.norm_1.weight",

@@ -2,7 +2,7 @@
 
 from pretune.core import config
 from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
-from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
+from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training, name_projections
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -134,10 +134,7 @@ opt = Family(
         classes=build_decoder_classes("OPT"),
         task_heads={**define_score_head("OPT"), **define_token_heads("OPT", tags=None)},
         names={
-            **{
-                f"decoder.{{i}}.attention.{ours}.{{p}}": f"model.decoder.layers.{{i}}.self_attn.{theirs}_proj.{{p}}"
-                for ours, theirs in (("q", "q"), ("k", "k"), ("v", "v"), ("out", "out"))
-            },
+            **name_projections("decoder", "model.decoder.layers.{i}.self_attn.{part}_proj.{p}"),
             **{
                 f"decoder.{{i}}.{ours}_norm.{slot}.{{p}}": f"model.decoder.layers.{{i}}.{theirs}.{{p}}"
                 for ours, theirs in (("attention", "self_attn_layer_norm"), ("feedforward", "final_layer_norm"))

@@ -9,12 +9,12 @@ from pretune.models.families.shared import (
     build_decoder_classes,
     build_decoder_training,
     build_rope_key,
+    fuse_qkv,
 )
 from pretune.models.hf.config import ACTIVATIONS, Key
 from pretune.models.hf.weights import (
     InterleavedPacking,
     Layout,
-    Rule,
     define_score_head,
     define_token_heads,
 )
@@ -109,13 +109,7 @@ pythia = Family(
         classes=build_decoder_classes("GPTNeoX"),
         task_heads={**define_score_head("GPTNeoX"), **define_token_heads("GPTNeoX")},
         skipped_tensors=(r".*\.attention\.(masked_)?bias", r".*rotary_emb\.inv_freq"),
-        rules=(
-            Rule(
-                tuple(f"decoder.{{i}}.attention.{part}.{{p}}" for part in "qkv"),
-                "gpt_neox.layers.{i}.attention.query_key_value.{p}",
-                InterleavedPacking(),
-            ),
-        ),
+        rules=(fuse_qkv("decoder", "gpt_neox.layers.{i}.attention.query_key_value.{p}", InterleavedPacking()),),
         names={
             "decoder.{i}.attention.out.{p}": "gpt_neox.layers.{i}.attention.dense.{p}",
             "decoder.{i}.attention_norm.pre.{p}": "gpt_neox.layers.{i}.input_layernorm.{p}",

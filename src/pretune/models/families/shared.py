@@ -27,6 +27,7 @@ from pretune.models.hf.weights import (
     FusedPacking,
     HeadLayout,
     Layout,
+    Packing,
     Rule,
     define_score_head,
     define_token_heads,
@@ -300,21 +301,19 @@ def build_decoder_classes(name: str, head: str = "ForCausalLM") -> dict[str, fro
     return {f"{name}{head}": frozenset({"head"}), f"{name}Model": frozenset()}
 
 
-def build_gpt_rules(body: str, norm: str) -> tuple[Rule, ...]:
-    """Return the rules of a layer of GPT and GPT-2: matrices stored input first; queries, keys and values fused."""
-    ours, theirs = "decoder.{i}", body + "h.{i}"
-    return (
-        Rule(
-            tuple(f"{ours}.attention.{part}.{{p}}" for part in "qkv"),
-            f"{theirs}.attn.c_attn.{{p}}",
-            FusedPacking(is_transposed=True),
-        ),
-        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", FusedPacking(is_transposed=True)),
-        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", FusedPacking(is_transposed=True)),
-        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", FusedPacking(is_transposed=True)),
-        Rule(f"{ours}.attention_norm.{norm}.{{p}}", f"{theirs}.ln_1.{{p}}"),
-        Rule(f"{ours}.feedforward_norm.{norm}.{{p}}", f"{theirs}.ln_2.{{p}}"),
-    )
+def fuse_qkv(side: str, tensor: str, packing: Packing = FusedPacking()) -> Rule:  # noqa: B008 (a frozen value)
+    """Return the rule of a tensor that holds the queries, keys and values of the self-attention of a layer."""
+    return Rule(tuple(f"{side}.{{i}}.attention.{part}.{{p}}" for part in "qkv"), tensor, packing)
+
+
+def name_projections(side: str, tensor: str) -> dict[str, str]:
+    """Return the names of the four projections of the self-attention of a layer; `{part}` is q, k, v or out.
+
+    >>> name_projections("decoder", "layers.{i}.{part}_proj.{p}")["decoder.{i}.attention.q.{p}"]
+    'layers.{i}.q_proj.{p}'
+    """
+    parts = ("q", "k", "v", "out")
+    return {f"{side}.{{i}}.attention.{part}.{{p}}": tensor.replace("{part}", part) for part in parts}
 
 
 def derive_hidden(side: str, *names: str, default: int, key: str | None = None) -> CustomKey:
@@ -332,17 +331,6 @@ def derive_hidden(side: str, *names: str, default: int, key: str | None = None) 
         return {key: spec.first_block.feedforward.hidden} if key else {}
 
     return CustomKey((key,) if key else (), read, write)
-
-
-GPT_KEYS = (
-    Key("n_embd", ("width",), 768, aliases=("hidden_size",)),
-    Key("n_layer", ("decoder.depth",), 12, aliases=("num_hidden_layers",)),
-    Key("n_head", ("decoder.blocks.*.attention.heads",), 12, aliases=("num_attention_heads",)),
-    Key("resid_pdrop", ("decoder.blocks.*.dropout",), 0.1),
-    Key("embd_pdrop", ("decoder.embed.dropout",), 0.1),
-    Key("attn_pdrop", ("decoder.blocks.*.attention.dropout",), 0.1),
-    Key("initializer_range", ("init.std",), 0.02),
-)
 
 
 def build_llama_keys(

@@ -1,6 +1,6 @@
 """XGLM (Lin et al., 2022): a multilingual decoder with sinusoidal positions and scaled embeddings."""
 
-from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
+from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training, name_projections
 from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key
 from pretune.models.hf.weights import Layout
 from pretune.models.spec import Model, Special
@@ -93,10 +93,7 @@ xglm = Family(
         classes=build_decoder_classes("XGLM"),
         skipped_tensors=(r".*embed_positions\.weights",),
         names={
-            **{
-                f"decoder.{{i}}.attention.{part}.{{p}}": f"model.layers.{{i}}.self_attn.{part}_proj.{{p}}"
-                for part in ("q", "k", "v", "out")
-            },
+            **name_projections("decoder", "model.layers.{i}.self_attn.{part}_proj.{p}"),
             "decoder.{i}.attention_norm.pre.{p}": "model.layers.{i}.self_attn_layer_norm.{p}",
             "decoder.{i}.feedforward_norm.pre.{p}": "model.layers.{i}.final_layer_norm.{p}",
             "decoder.{i}.feedforward.up.{p}": "model.layers.{i}.fc1.{p}",

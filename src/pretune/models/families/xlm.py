@@ -7,6 +7,7 @@ from pretune.models.families.shared import (
     PaperDefaults,
     Size,
     derive_hidden,
+    name_projections,
 )
 from pretune.models.hf.config import (
     CustomKey,
@@ -133,10 +134,7 @@ xlm = Family(
         },
         skipped_tensors=(r".*position_ids",),
         names={
-            **{
-                f"encoder.{{i}}.attention.{part}.{{p}}": f"transformer.attentions.{{i}}.{part}_lin.{{p}}"
-                for part in ("q", "k", "v", "out")
-            },
+            **name_projections("encoder", "transformer.attentions.{i}.{part}_lin.{p}"),
             "encoder.{i}.attention_norm.post.{p}": "transformer.layer_norm1.{i}.{p}",
             "encoder.{i}.feedforward.up.{p}": "transformer.ffns.{i}.lin1.{p}",
             "encoder.{i}.feedforward.down.{p}": "transformer.ffns.{i}.lin2.{p}",
