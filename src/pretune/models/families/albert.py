@@ -1,18 +1,16 @@
 """ALBERT (Lan et al., 2020): one layer for the whole depth, factorized embeddings, sentence-order prediction."""
 
-from dataclasses import replace
-
 from pretune.core.errors import CheckpointError
 from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import (
     ADAM,
     ENCODER_ACTIVATION,
-    ENCODER_KEYS,
     LARGE_SETTINGS,
     POOLER,
     Family,
     PaperDefaults,
     Size,
+    build_encoder_keys,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, FixedKey, HfConfig, Key, SpecChanges, check_size
 from pretune.models.hf.weights import Layout, define_encoder_heads
@@ -123,15 +121,6 @@ def _name_tensors(spec: Model) -> dict[str, str]:
 XLARGE = {"width": 2048, "depth": 24, "heads": 16}
 XXLARGE = {"width": 4096, "depth": 12, "heads": 64}
 FIRST_VERSION = {"activation": "gelu", "dropout": 0.1}
-DEFAULT_VALUES = {
-    "hidden_size": 4096,
-    "num_attention_heads": 64,
-    "intermediate_size": 16384,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-"""Defaults of the reference that are not BERT's: those of xxlarge."""
-
 albert = Family(
     build_spec=build_spec,
     shape="encoder",
@@ -164,12 +153,12 @@ albert = Family(
         model_type="albert",
         template=build_spec,
         entries=(
+            # The defaults of the reference are those of xxlarge.
             *(
-                replace(entry, default=DEFAULT_VALUES.get(entry.name, entry.default))
-                for entry in ENCODER_KEYS
+                entry
+                for entry in build_encoder_keys(30000, width=4096, heads=64, hidden=16384, dropout=0.0)
                 if isinstance(entry, Key) and entry.name != "num_hidden_layers"
             ),
-            Key("vocab_size", ("vocab",), 30000),
             Key("embedding_size", ("encoder.embed.factor.width",), 128),
             Key("hidden_act", (ENCODER_ACTIVATION, "head.transform.activation"), "gelu_tanh", ACTIVATIONS),
             CustomKey(("num_hidden_layers", "num_hidden_groups", "inner_group_num"), _read_sharing, _write_sharing),

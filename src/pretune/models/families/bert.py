@@ -9,7 +9,6 @@ from pretune.core import config
 from pretune.models.families.shared import (
     ADAM,
     ENCODER_ACTIVATION,
-    ENCODER_KEYS,
     ENCODER_NAMES,
     LARGE_SETTINGS,
     NO_CHANGES,
@@ -17,6 +16,7 @@ from pretune.models.families.shared import (
     Family,
     PaperDefaults,
     Size,
+    build_encoder_keys,
 )
 from pretune.models.hf.config import ACTIVATIONS, Key, SpecChanges
 from pretune.models.hf.weights import Layout, define_encoder_heads
@@ -101,8 +101,7 @@ bert = Family(
         model_type="bert",
         template=build_spec,
         entries=(
-            *ENCODER_KEYS,
-            Key("vocab_size", ("vocab",), 30522),
+            *build_encoder_keys(),
             Key("hidden_act", (ENCODER_ACTIVATION, "head.transform.activation"), "gelu", ACTIVATIONS),
         ),
         # TinyBERT's releases also have these keys, which mean nothing here, and projections to the teacher's width.

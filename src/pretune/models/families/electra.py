@@ -5,12 +5,12 @@ from dataclasses import replace
 from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import (
     ENCODER_ACTIVATION,
-    ENCODER_KEYS,
     ENCODER_NAMES,
     LARGE_SETTINGS,
     Family,
     PaperDefaults,
     Size,
+    build_encoder_keys,
 )
 from pretune.models.generator_discriminator import Pair, add_generator
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, build_summary_keys, check_size
@@ -57,11 +57,10 @@ def build_pretraining_spec(spec: Model) -> Pair:
 
 
 SMALL_SETTINGS = {"width": 256, "depth": 12, "heads": 4, "table": 128}
-DEFAULT_SIZES = {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024}
 
 
 def _read_table(hf_config: HfConfig) -> SpecChanges:
-    width = hf_config.read("hidden_size", check=check_size, default=DEFAULT_SIZES["hidden_size"])
+    width = hf_config.read("hidden_size", check=check_size, default=256)
     table = hf_config.read("embedding_size", check=check_size, default=128)
     return {"encoder.embed.factor": None if table == width else Factor(width=table)}
 
@@ -102,13 +101,7 @@ electra = Family(
         model_type="electra",
         template=_build_template,
         entries=(
-            *(
-                replace(entry, default=DEFAULT_SIZES.get(entry.name, entry.default))
-                if isinstance(entry, Key)
-                else entry
-                for entry in ENCODER_KEYS
-            ),
-            Key("vocab_size", ("vocab",), 30522),
+            *build_encoder_keys(width=256, heads=4, hidden=1024),
             # NOTE: the generator's head uses gelu whatever the config states.
             Key("hidden_act", (ENCODER_ACTIVATION, "detector.activation"), "gelu", ACTIVATIONS),
             CustomKey(("embedding_size",), _read_table, lambda spec: {"embedding_size": spec.table}),

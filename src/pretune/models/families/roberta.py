@@ -9,13 +9,13 @@ from pretune.models.families.bert import build_spec as build_bert_spec
 from pretune.models.families.shared import (
     ADAM,
     ENCODER_ACTIVATION,
-    ENCODER_KEYS,
     ENCODER_NAMES,
     LARGE_SETTINGS,
     POOLER,
     Family,
     PaperDefaults,
     Size,
+    build_encoder_keys,
 )
 from pretune.models.hf.config import ACTIVATIONS, CustomKey, HfConfig, Key, SpecChanges, check_token, get_path
 from pretune.models.hf.weights import OUT_PROJ_NAMES, HeadLayout, Layout, define_encoder_heads
@@ -94,8 +94,7 @@ def build_layout(model_type: str, name: str, vocab: int) -> Layout:
         model_type=model_type,
         template=partial(build_spec, family=model_type),
         entries=(
-            *ENCODER_KEYS,
-            Key("vocab_size", ("vocab",), vocab),
+            *build_encoder_keys(vocab),
             Key("hidden_act", (ENCODER_ACTIVATION,), "gelu", ACTIVATIONS),
             CustomKey(("pad_token_id",), _read_offset, _write_offset),
         ),

@@ -119,25 +119,31 @@ class Family:
         return self.build_spec(**{**self.sizes[size or self.default].settings, **settings})
 
 
-ENCODER_KEYS = (
-    Key("hidden_size", ("width",), 768),
-    Key("num_hidden_layers", ("encoder.depth",), 12),
-    Key("num_attention_heads", ("encoder.blocks.*.attention.heads",), 12),
-    Key("intermediate_size", ("encoder.blocks.*.feedforward.hidden",), 3072),
-    Key("hidden_dropout_prob", ("encoder.embed.dropout", "encoder.blocks.*.dropout"), 0.1),
-    Key("attention_probs_dropout_prob", ("encoder.blocks.*.attention.dropout",), 0.1),
-    Key("max_position_embeddings", ("encoder.position.rows",), 512),
-    Key("type_vocab_size", ("encoder.embed.segments",), 2),
-    Key("initializer_range", ("init.std",), 0.02),
-    Key(
-        "layer_norm_eps",
-        ("encoder.embed.norm.eps", "encoder.blocks.*.norms.post.eps", "head.transform.norm.eps"),
-        1e-12,
-    ),
-    FixedKey("position_embedding_type", ("absolute",)),
-    FixedKey("is_decoder", (False,)),
-    FixedKey("add_cross_attention", (False,)),
-)
+def build_encoder_keys(
+    vocab: int = 30522, width: int = 768, heads: int = 12, hidden: int = 3072, dropout: float = 0.1
+) -> tuple[Key | FixedKey, ...]:
+    """Return the keys that encoders like BERT share, with the defaults of a family's reference."""
+    return (
+        Key("hidden_size", ("width",), width),
+        Key("num_hidden_layers", ("encoder.depth",), 12),
+        Key("num_attention_heads", ("encoder.blocks.*.attention.heads",), heads),
+        Key("intermediate_size", ("encoder.blocks.*.feedforward.hidden",), hidden),
+        Key("hidden_dropout_prob", ("encoder.embed.dropout", "encoder.blocks.*.dropout"), dropout),
+        Key("attention_probs_dropout_prob", ("encoder.blocks.*.attention.dropout",), dropout),
+        Key("max_position_embeddings", ("encoder.position.rows",), 512),
+        Key("type_vocab_size", ("encoder.embed.segments",), 2),
+        Key("initializer_range", ("init.std",), 0.02),
+        Key(
+            "layer_norm_eps",
+            ("encoder.embed.norm.eps", "encoder.blocks.*.norms.post.eps", "head.transform.norm.eps"),
+            1e-12,
+        ),
+        FixedKey("position_embedding_type", ("absolute",)),
+        FixedKey("is_decoder", (False,)),
+        FixedKey("add_cross_attention", (False,)),
+        Key("vocab_size", ("vocab",), vocab),
+    )
+
 
 ENCODER_ACTIVATION = "encoder.blocks.*.feedforward.activation"
 
