@@ -229,11 +229,10 @@ def compare_weights(
                 continue
             first, last, extra = _cut_rows(name, initial, final)
             added_count, removed_count = added_count + max(extra, 0), removed_count + max(-extra, 0)
-            targets: list[WeightChange] = [total, layer]
-            if (kind := _find_kind(part, name)) is not None:
-                targets.append(layer.kinds.setdefault(kind, WeightChange()))
-            for target in targets:
-                target.add(first, last)
+            kind = _find_kind(part, name)
+            changes = [] if kind is None else [layer.kinds.setdefault(kind, WeightChange())]
+            for change in (total, layer, *changes):
+                change.add(first, last)
         if layer.params:
             layers.append(layer)
     added_count += sum(weight.numel() for name, weight in final_weights.items() if name not in initial_weights)

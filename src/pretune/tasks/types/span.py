@@ -79,9 +79,8 @@ class SpanInputs(Inputs):
         pool, passage_ids = rules.tokenize([*map(get_question, examples), *passages]), count + passage_ids
         question_lengths, passage_lengths = pool.lengths[:count], pool.lengths[passage_ids]
         room = compute_room(rules.sequence_template, rules.max_length, pair=True)
-        question_kept = np.where(
-            question_lengths + passage_lengths <= room, question_lengths, np.minimum(question_lengths, room // 2)
-        )
+        max_question = np.where(question_lengths + passage_lengths <= room, room, room // 2)
+        question_kept = np.minimum(question_lengths, max_question)
         width = room - question_kept  # [E] tokens of a window
         step = width - np.minimum(rules.stride, width // 2)
         windows = 1 + np.maximum(-(-(passage_lengths - width) // step), 0)
@@ -98,11 +97,9 @@ class SpanInputs(Inputs):
         sequences = rules.set_segments(layout.sequences)
         lost = 0
         if training:
-            targets, has_answer_inside = _build_targets(
-                rules.task, examples, pool, layout, alignment, passage_ids, owner
-            )
+            targets, hit = _build_targets(rules.task, examples, pool, layout, alignment, passage_ids, owner)
             has_answer = np.array([bool(example.spans) for example in examples])
-            lost = int((has_answer & (np.bincount(owner, weights=has_answer_inside, minlength=count) == 0)).sum())
+            lost = int((has_answer & (np.bincount(owner[hit], minlength=count) == 0)).sum())
             sequences = replace(sequences, targets=targets)
         counts = count_truncated(question_lengths - question_kept, question_lengths + passage_lengths)
         return build_items(sequences, replace(counts, answers_lost=lost), examples=owner, alignment=alignment)
@@ -273,7 +270,7 @@ def _build_targets(
     owner: Ints,
 ) -> tuple[Ints, Bools]:
     """Return the start and end targets of each window, and a mask of the windows that have an answer."""
-    answer_tokens = np.full((len(examples), 2), -1)
+    answer_tokens = np.full((len(examples), 2), -2)  # -2 is at no token
     for number, example in enumerate(examples):
         starts = pool.starts[pool.offsets[passage_ids[number]] : pool.offsets[passage_ids[number] + 1]]
         if not example.spans or not len(starts):
@@ -285,16 +282,11 @@ def _build_targets(
                 f"{len(get_passage(example))} characters, got {span}"
             )
         answer_tokens[number] = find_tokens(starts, span)
-    targets = np.zeros(len(alignment), dtype=np.int64)
     window = layout.sequences.find_owners()
-    first, last = (answer_tokens[owner[window], side] for side in (0, 1))
-    is_passage = alignment >= 0
-    has_edge = np.zeros((len(owner), 2), dtype=bool)
-    for side, token in enumerate((first, last)):
-        np.logical_or.at(has_edge[:, side], window[is_passage], alignment[is_passage] == token[is_passage])
-    hit: Bools = has_edge[:, 0] & has_edge[:, 1]
-    targets[is_passage & hit[window] & (alignment == first)] += START
-    targets[is_passage & hit[window] & (alignment == last)] += END
+    is_first, is_last = (alignment == answer_tokens[owner[window], side] for side in (0, 1))
+    has_first, has_last = (np.bincount(window[is_edge], minlength=len(owner)) > 0 for is_edge in (is_first, is_last))
+    hit: Bools = has_first & has_last
+    targets = START * (is_first & hit[window]) + END * (is_last & hit[window])
     targets[layout.sequences.offsets[:-1][~hit]] = START + END
     return np.where(targets == 0, IGNORE_INDEX, targets), hit
 
