@@ -36,8 +36,6 @@ OUTSIDE = "O"
 _MARKED_WORD = re.compile(r"\*([^*]+)\*")
 
 Span = tuple[int, int]
-TextSpans = tuple[str, list[Span]]
-"""A text, and the spans in it whose states are needed."""
 
 
 class ProbeItem(NamedTuple):

@@ -11,6 +11,7 @@ probabilities: Trinh and Le, 2018), or both.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from string import Formatter
 from typing import Literal, NamedTuple
 
@@ -41,17 +42,13 @@ class PromptTemplate:
         if self.text.count(BLANK) != 1:
             raise UsageError(f"a prompt needs one {BLANK}, got {self.text.count(BLANK)} in {self.text[:60]!r}")
         try:
-            fields = [
-                (name, form, conversion)
-                for _, name, form, conversion in Formatter().parse(self.text)
-                if name is not None
-            ]
+            fields = [*Formatter().parse(self.text)]
         except ValueError as error:
             raise UsageError(f"invalid prompt {self.text[:60]!r}: {error}; write {{{{ for a brace") from None
-        for name, form, conversion in fields:
-            if not name.isidentifier() or form or conversion:
+        for _, name, form, conversion in fields:
+            if name is not None and (not name.isidentifier() or form or conversion):
                 raise UsageError(f"invalid field {{{name[:40]}}} in the prompt; use plain names such as {{text}}")
-        if not any(f"{{{name}}}" == BLANK for name, _, _ in fields):  # {{answer}} is text in braces
+        if not any(f"{{{name}}}" == BLANK for _, name, _, _ in fields):  # {{answer}} is text in braces
             raise UsageError(f"a prompt needs one {BLANK}, got 0 in {self.text[:60]!r}")
 
 
@@ -229,10 +226,4 @@ def count_fitting(lengths: Sequence[int], max_tokens: int) -> int:
     >>> count_fitting([5, 9, 3, 4], 8), count_fitting([5, 9, 3, 4], 100), count_fitting([5], 3)
     (2, 4, 0)
     """
-    tokens, count = 0, 0
-    for length in reversed(lengths):
-        tokens += length
-        if tokens > max_tokens:
-            break
-        count += 1
-    return count
+    return sum(total <= max_tokens for total in accumulate(reversed(lengths)))
