@@ -268,11 +268,10 @@ def _style(axes: Any) -> None:
 
 def _clip_text(text: str, length: int) -> str:
     """Return a text for a picture: escaped, in one line, at most so many characters."""
-    return textwrap.shorten(escape(text), length, placeholder="…") if " " in text else _cut(escape(text), length)
-
-
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else f"{text[: length - 1]}…"
+    line = escape(text)
+    if " " in text:
+        return textwrap.shorten(line, length, placeholder="…")
+    return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
 def _blend(first: str, second: str, share: float) -> str:

@@ -7,14 +7,14 @@ read_dataset(train="pairs.tsv")            # columns anchor, positive, negative;
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pretune.adaptation.contrastive import LOSSES, ContrastiveLoss, CosineScore, InBatch, PairClasses
+from pretune.adaptation.contrastive import LOSSES, ContrastiveLoss, Gold, PairClasses
 from pretune.core.errors import DataError, ResourceError, UsageError, suggest
 from pretune.core.log import format_count
 from pretune.core.types import Batch, Targets
@@ -31,6 +31,8 @@ from pretune.tasks.types import get_type
 from pretune.tasks.types.base import TaskType
 from pretune.text.tokenizer import Tokenizer
 
+DEFAULT_LOSSES: Mapping[Gold, str] = {"score": "cosine", "class": "classes", "nothing": "in_batch"}
+"""Default loss by the gold values of examples."""
 ENTAILMENT, CONTRADICTION = "entailment", "contradiction"
 MIN_ROW_LENGTH = 128
 """Minimum row length in tokens; longer texts lengthen the rows."""
@@ -53,12 +55,6 @@ class PairDataset:
     def columns(self) -> int:
         """Number of texts per example."""
         return len(self.texts[0])
-
-    def build_default_loss(self) -> ContrastiveLoss:
-        """Return the default loss for these examples."""
-        if self.is_scored:
-            return CosineScore()
-        return PairClasses(classes=len(self.classes)) if self.classes else InBatch()
 
 
 def read_dataset(
@@ -88,10 +84,9 @@ def read_dataset(
 
 def select_loss(dataset: PairDataset, loss: str | None) -> ContrastiveLoss:
     """Return the loss of this name, or the default; raises if the examples do not fit it."""
-    if loss is None:
-        return dataset.build_default_loss()
+    has: Gold = "score" if dataset.is_scored else "class" if dataset.classes else "nothing"
+    loss = loss or DEFAULT_LOSSES[has]
     loss_class = LOSSES[loss]
-    has = "score" if dataset.is_scored else "class" if dataset.classes else "nothing"
     if loss_class.gold not in ("nothing", has) or (has == "score" and loss_class.gold == "nothing"):
         raise UsageError(f"the loss '{loss}' needs examples with {loss_class.gold}, got {has}")
     if dataset.columns not in loss_class.columns:
