@@ -7,7 +7,7 @@ All operations are vectorized over texts. A special token spelled out in a text 
 cannot inject special tokens. The encoding of each type is in `types`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -347,6 +347,17 @@ def read_classes(task: Task, examples: Examples) -> Ints:
             )
         classes[number] = int(label)
     return classes
+
+
+def number_tags(task: Task, names: Mapping[str, int], number: int, example: Example, noun: str = "tag") -> list[int]:
+    """Return the tags of an example as numbers of the task's labels, checked."""
+    for tag in example.tags:
+        if tag not in names:
+            raise DataError(
+                f"task '{task.name}': {noun} of example {number} ({format_example(example)}) must be one of "
+                f"{', '.join(names)[:200]}, got {tag[:40]!r}"
+            )
+    return [names[tag] for tag in example.tags]
 
 
 def build_next_token_targets(sequences: Sequences) -> Ints:

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import MultiLabel
 from pretune.core.config import spec
-from pretune.core.errors import DataError
-from pretune.tasks.encoding import EncodingRules, Floats, Items
-from pretune.tasks.example import Example, Examples, Prediction, Predictions, format_example
+from pretune.tasks.encoding import EncodingRules, Floats, Items, number_tags
+from pretune.tasks.example import Example, Examples, Prediction, Predictions
 from pretune.tasks.table import BlankRows, TableFile, TableRow, data_error
 from pretune.tasks.table_reader import LABEL_SEPARATOR, UserTables, check_filled
 from pretune.tasks.task import Task
@@ -69,16 +68,10 @@ class MultiLabelInputs(SequenceInputs):
 
     def encode_labels(self, rules: EncodingRules, examples: Examples) -> NDArray[np.float32]:
         """Return 1 for the labels of each example and 0 for the others `[E, K]`."""
-        number = {name: index for index, name in enumerate(rules.task.labels)}
-        rows = np.zeros((len(examples), len(number)), dtype=np.float32)
-        for index, example in enumerate(examples):
-            unknown = next((name for name in example.tags if name not in number), None)
-            if unknown is not None:
-                raise DataError(
-                    f"task '{rules.task.name}': label of example {index} ({format_example(example)}) must be one of "
-                    f"{', '.join(number)[:200]}, got {unknown[:40]!r}"
-                )
-            rows[index, [number[name] for name in example.tags]] = 1
+        names = {name: number for number, name in enumerate(rules.task.labels)}
+        rows = np.zeros((len(examples), len(names)), dtype=np.float32)
+        for number, example in enumerate(examples):
+            rows[number, number_tags(rules.task, names, number, example, "label")] = 1
         return rows
 
     def build_user_task(self, tables: UserTables) -> Task:

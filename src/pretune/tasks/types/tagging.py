@@ -37,8 +37,9 @@ from pretune.tasks.encoding import (
     build_items,
     count_truncated,
     missing_value_error,
+    number_tags,
 )
-from pretune.tasks.example import Example, Examples, Prediction, format_example
+from pretune.tasks.example import Example, Examples, Prediction
 from pretune.tasks.table import COLUMNS, TableRow, data_error
 from pretune.tasks.table_reader import TableReader, UserTables
 from pretune.tasks.task import Task
@@ -197,13 +198,7 @@ def read_tag_ids(task: Task, examples: Examples) -> Ints:
         if len(example.tags) != len(example.words):
             problem = f"{len(example.tags)} tags for {len(example.words)} words"
             raise missing_value_error(task, number, example, problem)
-        for tag in example.tags:
-            if tag not in tag_ids:
-                raise DataError(
-                    f"task '{task.name}': tag of example {number} ({format_example(example)}) must be one of "
-                    f"{', '.join(tag_ids)[:200]}, got {tag[:40]!r}"
-                )
-            labels.append(tag_ids[tag])
+        labels += number_tags(task, tag_ids, number, example)
     return np.array(labels, dtype=np.int64)
 
 
