@@ -201,10 +201,8 @@ def _load(folder: Path, options: _LoadOptions) -> tuple[LanguageModel | ModelWit
     model = _load_base(folder, record.get("base") or {}, options)
     if record.get("head") is None:
         return model, load_adapter(model, folder)
-    try:
+    with checkpoint.add_path(folder / ADAPTER_FILE):
         model_with_head = adapt(model, _parse_head(record["head"])).to(options.device, options.dtype)
-    except PretuneError as error:
-        raise CheckpointError(f"{folder / ADAPTER_FILE}: {error}") from None
     return model_with_head.eval(), load_adapter(model_with_head.model, folder, head=model_with_head.head)
 
 
@@ -270,11 +268,8 @@ def _load_full_model(folder: Path, options: _LoadOptions) -> LanguageModel | Mod
     if task is None and not tensors and model.assets.modules:
         with checkpoint.add_path(folder / checkpoint.CONFIG_FILE):
             return load_modules(model, _parse_head(hf_config[HEAD_KEY]))
-    try:
-        spec = _read_head_spec(folder, hf_config, task, tensors)
-        spec = spec.resolve(model.spec)
-    except PretuneError as error:
-        raise CheckpointError(f"{folder / checkpoint.CONFIG_FILE}: {error}") from None
+    with checkpoint.add_path(folder / checkpoint.CONFIG_FILE):
+        spec = _read_head_spec(folder, hf_config, task, tensors).resolve(model.spec)
     head = spec.build(model)
     if head is None:
         raise CheckpointError(
@@ -342,9 +337,8 @@ def _load_head_weights(
 def is_adapter_directory(directory: str | Path) -> bool:
     """Return True if the directory holds an adapter without its base model."""
     folder = Path(directory)
-    return (folder / ADAPTER_FILE).is_file() or (
-        (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file()
-    )
+    is_from_peft = (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file()
+    return is_from_peft or (folder / ADAPTER_FILE).is_file()
 
 
 def verify_adapter(directory: str | Path, *, base: str | Path | None = None) -> list[str]:

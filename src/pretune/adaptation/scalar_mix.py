@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
+from pretune.inference.text_model import eval_mode
 from pretune.models.bidirectional_lm import reverse_sequences
 from pretune.models.model import LanguageModel, build
 from pretune.models.spec import PARTS
@@ -123,7 +124,6 @@ class Mixing:
         return head.to(model.tokens.weight.device)
 
 
-@torch.no_grad()
 def extract_layers(
     model: LanguageModel, batch: Batch, side: Literal["source", "last"] = "source"
 ) -> tuple[tuple[Tensor, ...], Batch]:
@@ -132,12 +132,8 @@ def extract_layers(
     The layers are the token embeddings and the output of every block. For an encoder-decoder they are the encoder's,
     or with `side="last"` the decoder's, to which the labels of a task head refer.
     """
-    was_training = model.training
-    model.eval()
-    try:
+    with eval_mode(model):
         out = model(batch, hidden=True)
-    finally:
-        model.train(was_training)
     is_target_side = side == "last" or out.source is None or batch.source is None
     side_output, side_batch = (out, batch) if is_target_side else (out.source, batch.source)
     assert side_output is not None and side_output.hidden is not None and side_batch is not None

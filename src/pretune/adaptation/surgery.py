@@ -143,9 +143,8 @@ def _map_special_tokens(spec: Model, old: Tokenizer, new: Tokenizer) -> Special:
     """Map a model's special tokens to those of a new tokenizer, by role."""
     new_ids = {number: new.special.get(role) for role, number in reversed([*old.special.items()])}
     special = spec.special
-    pad, bos, start = (
-        None if number is None else new_ids.get(number) for number in (special.pad, special.bos, special.start)
-    )
+    old_ids = (special.pad, special.bos, special.start)
+    pad, bos, start = (None if number is None else new_ids.get(number) for number in old_ids)
     ends = tuple(end for end in map(new_ids.get, special.eos) if end is not None)
     return replace(special, pad=pad, bos=bos, start=start, eos=ends)
 

@@ -55,9 +55,8 @@ class WordCorpus:
         flat = np.concatenate([np.empty(0, dtype=np.int32), *parts])
         counts = np.bincount(flat, minlength=len(numbers))
         names = list(numbers)
-        kept_ids = sorted(
-            (i for i in range(len(names)) if counts[i] >= min_count), key=lambda i: (-counts[i], names[i])
-        )[:max_words]
+        frequent_ids = [i for i in range(len(names)) if counts[i] >= min_count]
+        kept_ids = sorted(frequent_ids, key=lambda i: (-counts[i], names[i]))[:max_words]
         if not kept_ids:
             raise DataError(f"no word occurs {min_count} times in {len(flat)} words; add text, or lower `min_count`")
         new_ids = np.full(len(names), -1, dtype=np.int64)

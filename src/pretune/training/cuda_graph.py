@@ -35,7 +35,7 @@ GRAPH_MEMORY_SHARE = 0.5
 """Maximum memory share of a recorded step."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class _Recording:
     """A captured pass with its inputs and outputs."""
 
@@ -44,6 +44,7 @@ class _Recording:
     counts: Mapping[str, Tensor]
     loss: Loss
     gradients: tuple[tuple[nn.Parameter, Tensor], ...]
+    last_used: int = 0  # number of the pass
 
 
 class CudaGraphRunner:
@@ -54,7 +55,6 @@ class CudaGraphRunner:
         self._record = record or CudaGraphRecorder()
         self._pass_counts: Counter[Hashable] = Counter()
         self._recordings: dict[Hashable, _Recording] = {}  # in order of use, most recent last
-        self._last_used: dict[Hashable, int] = {}  # number of the pass
         self._passes = 0
         self._is_disabled = False
 
@@ -73,7 +73,7 @@ class CudaGraphRunner:
                 recording = self._record_pass(packed_batch, run, counts)
             if recording is None:
                 return run(batch, counts)
-        self._recordings[key], self._last_used[key] = recording, self._passes
+        self._recordings[key], recording.last_used = recording, self._passes
         packed_batch.write(recording.memory)
         for name, value in counts.items():
             recording.counts[name].copy_(value)
@@ -87,9 +87,9 @@ class CudaGraphRunner:
         oldest = next(iter(self._recordings), None)
         if len(self._recordings) < MAX_GRAPHS or oldest is None:
             return True
-        if self._passes - self._last_used[oldest] < MIN_IDLE_PASSES:
+        if self._passes - self._recordings[oldest].last_used < MIN_IDLE_PASSES:
             return False
-        del self._recordings[oldest], self._last_used[oldest]
+        del self._recordings[oldest]
         return True
 
     def _record_pass(

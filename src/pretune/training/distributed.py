@@ -273,14 +273,18 @@ def unshard(tensor: Tensor) -> Tensor:
 
 
 def fill(tensor: Tensor, value: Tensor) -> None:
-    """Copy a value into a tensor that may be sharded; the value is full and the same on all ranks, or sharded alike."""
+    """Copy a value into a tensor that may be sharded."""
     if tuple(tensor.shape) != tuple(value.shape):
         raise UsageError(f"shape mismatch: value {list(value.shape)}, tensor {list(tensor.shape)}")
     with torch.no_grad():
-        if isinstance(tensor, DTensor) and not isinstance(value, DTensor):
-            full = value.to(tensor.device)
-            value = distribute_tensor(full, tensor.device_mesh, tensor.placements, src_data_rank=None)
-        tensor.copy_(value)
+        tensor.copy_(shard_like(value, tensor))
+
+
+def shard_like(value: Tensor, tensor: Tensor) -> Tensor:
+    """Shard a full value, the same on all ranks, like a tensor; return any other value unchanged."""
+    if not isinstance(tensor, DTensor) or isinstance(value, DTensor):
+        return value
+    return distribute_tensor(value.to(tensor.device), tensor.device_mesh, tensor.placements, src_data_rank=None)
 
 
 def run_on_rank_zero(ranks: Ranks, function: Callable[[], T]) -> T | None:

@@ -11,8 +11,7 @@ A directory without `adapter.json` was written by peft.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -33,7 +32,7 @@ from pretune.adaptation.peft.prefix import PrefixTuning
 from pretune.adaptation.peft.qlora import iter_original_weights
 from pretune.core import config, io
 from pretune.core.config.read import format_value
-from pretune.core.errors import CheckpointError, PretuneError
+from pretune.core.errors import CheckpointError
 from pretune.core.hub import PREFIX, is_hub, is_short_name, resolve_path
 from pretune.models import tensor_files
 from pretune.models.hf import checkpoint
@@ -44,6 +43,8 @@ ADAPTER_FILE, PEFT_CONFIG_FILE = "adapter.json", "adapter_config.json"
 WEIGHTS_FILE, HEAD_FILE = "adapter_model.safetensors", "head.safetensors"
 BASE_FOLDER = "base"
 """Folder of a base model that is saved with its adapter."""
+BASE_FIELDS = ("family", "vocab", "width", "depth")
+"""Fields of a base model's spec that are stored with an adapter."""
 
 
 class AdapterFile(TypedDict, total=False):
@@ -123,7 +124,7 @@ def load_adapter(model: LanguageModel, directory: str | Path, *, head: nn.Module
 def check_base(model: LanguageModel, directory: str | Path) -> None:
     """Raise CheckpointError if a model is not the base model of our adapter in a directory."""
     record = config.read_record(AdapterFile, Path(directory) / ADAPTER_FILE, CheckpointError)
-    with _prefix_errors(Path(directory) / ADAPTER_FILE):
+    with checkpoint.add_path(Path(directory) / ADAPTER_FILE):
         _check_same_base(model, _parse_method(record.get("method")), record.get("base"))
 
 
@@ -142,8 +143,7 @@ def compute_fingerprint(model: LanguageModel, method: PeftMethod) -> str:
 
 
 def _describe_base(model: LanguageModel, method: PeftMethod) -> dict[str, object]:
-    spec = model.spec
-    shape = {"family": spec.family, "vocab": spec.vocab, "width": spec.width, "depth": spec.depth}
+    shape = {name: getattr(model.spec, name) for name in BASE_FIELDS}
     return {**shape, "sha256": compute_fingerprint(model, method)}
 
 
@@ -156,7 +156,7 @@ def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
         _check_shapes(model, adapter, folder, require_all=False)
         return adapter
     record = config.read_record(AdapterFile, folder / ADAPTER_FILE, CheckpointError)
-    with _prefix_errors(folder / ADAPTER_FILE):
+    with checkpoint.add_path(folder / ADAPTER_FILE):
         method = _parse_method(record.get("method"))
         _check_same_base(model, method, record.get("base"))
     tensors = _read_tensors(folder / WEIGHTS_FILE)
@@ -175,8 +175,9 @@ def _read_adapter(model: LanguageModel, folder: Path) -> LoadedAdapter:
 def _unpack_peft(folder: Path, tensors: Mapping[str, Tensor], spec: Model, blocks: Blocks) -> LoadedAdapter:
     """Read the adapter of a directory in peft's format, without its head."""
     adapter_tensors = split_head(tensors, spec)[0]
-    with _prefix_errors(folder / PEFT_CONFIG_FILE):
-        return unpack(io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError), adapter_tensors, spec, blocks)
+    peft_config = io.read_json(folder / PEFT_CONFIG_FILE, CheckpointError)
+    with checkpoint.add_path(folder / PEFT_CONFIG_FILE):
+        return unpack(peft_config, adapter_tensors, spec, blocks)
 
 
 def _parse_method(data: object) -> PeftMethod:
@@ -193,7 +194,7 @@ def _parse_method(data: object) -> PeftMethod:
 def _check_same_base(model: LanguageModel, method: PeftMethod, base_info: object) -> None:
     if not isinstance(base_info, Mapping):
         raise CheckpointError(f"key 'base' must be an object, got {format_value(base_info)}")
-    for name in ("family", "vocab", "width", "depth"):
+    for name in BASE_FIELDS:
         if base_info.get(name) != getattr(model.spec, name):
             raise CheckpointError(
                 f"the adapter is for another base model: its {name} is {format_value(base_info.get(name))}, "
@@ -262,15 +263,6 @@ def _read_tensors(file: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{file}: missing")
     with tensor_files.open_tensors(file):
         return load_file(file)
-
-
-@contextmanager
-def _prefix_errors(file: Path) -> Iterator[None]:
-    """Prefix errors with the name of the file."""
-    try:
-        yield
-    except PretuneError as error:
-        raise CheckpointError(f"{file}: {str(error).removeprefix(f'{file}: ')}") from None
 
 
 def build_base_paths(base: str | None, directory: str | Path) -> dict[str, str | None]:

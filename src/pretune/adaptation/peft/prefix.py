@@ -32,6 +32,7 @@ from pretune.core.config import Ge, Le, NonEmpty, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.data.layout import batch
+from pretune.inference.text_model import eval_mode
 from pretune.models.model import LanguageModel
 from pretune.nn.attention import MultiHeadAttention
 from pretune.nn.cache import KVCache
@@ -141,7 +142,6 @@ def list_stacks(model: LanguageModel) -> "list[tuple[Side, TransformerStack | Tw
     return [(side, stack) for side in get_args(Side) if (stack := getattr(model, side)) is not None]
 
 
-@torch.no_grad()
 def compute_keys_values(model: LanguageModel, tokens: Tensor) -> dict[nn.Module, KeysAndValues]:
     """Return the keys (rotated, if rotary) and values `[P, K, D]` of every self-attention for some tokens."""
     if tokens.is_meta or not len(tokens):
@@ -150,16 +150,15 @@ def compute_keys_values(model: LanguageModel, tokens: Tensor) -> dict[nn.Module,
     ids = [tokens.tolist()]
     inputs = batch(source=ids, target=ids) if model.spec.is_encoder_decoder else batch(ids)
     keys_values: dict[nn.Module, KeysAndValues] = {}
-    encoder_states, mode = None, model.training
-    model.eval()
-    for side, stack in list_stacks(model):
-        side_inputs = (inputs.source or inputs if side == "encoder" else inputs).to(tokens.device)
-        rows = F.embedding(side_inputs.tokens, model.tokens.weight)
-        if isinstance(stack, TransformerStack):
-            encoder_states = _run_stack(stack, rows, side_inputs, encoder_states, keys_values)
-        else:
-            _run_two_stream(stack, rows, side_inputs, keys_values)
-    model.train(mode)
+    encoder_states = None
+    with eval_mode(model):
+        for side, stack in list_stacks(model):
+            side_inputs = (inputs.source or inputs if side == "encoder" else inputs).to(tokens.device)
+            rows = F.embedding(side_inputs.tokens, model.tokens.weight)
+            if isinstance(stack, TransformerStack):
+                encoder_states = _run_stack(stack, rows, side_inputs, encoder_states, keys_values)
+            else:
+                _run_two_stream(stack, rows, side_inputs, keys_values)
     return keys_values
 
 

@@ -108,9 +108,8 @@ class BitFit(PeftMethod):
 
     def list_trainable_names(self, model: LanguageModel) -> tuple[str, ...]:
         """Return the biases of the body, norms included; those of the heads are excluded."""
-        names = [
-            name for name, _ in model.named_parameters() if name.endswith(".bias") and name.startswith(BODY_PREFIXES)
-        ]
+        biases = [name for name, _ in model.named_parameters() if name.endswith(".bias")]
+        names = [name for name in biases if name.startswith(BODY_PREFIXES)]
         for path, module in model.named_modules():
             if isinstance(module, RelativeAttentionLayer):
                 names += [f"{path}.{name}" for name in QUERY_BIASES]

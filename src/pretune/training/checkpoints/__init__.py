@@ -116,7 +116,9 @@ class Checkpoint:
 
     def load_tensors(self, group: str) -> dict[str, Tensor]:
         """Load the tensors of a group to the CPU; tied names share one tensor."""
-        with tensor_files.open_tensors(self._find_file(group)) as file:
+        if group not in self.groups:
+            raise CheckpointError(f"{self.folder}: no group '{group}'; available: {', '.join(self.groups)}")
+        with tensor_files.open_tensors(self.folder / f"{group}.safetensors") as file:
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a mapping)
         tied_names = self.tied_names.get(group, {})
         for first in tied_names.values():
@@ -125,11 +127,6 @@ class Checkpoint:
                     f"{self.folder / STATE_FILE}: {format_value(first)} is tied, but not in '{group}'; {_REMEDY}"
                 )
         return tensors | {name: tensors[first] for name, first in tied_names.items()}
-
-    def _find_file(self, group: str) -> Path:
-        if group not in self.groups:
-            raise CheckpointError(f"{self.folder}: no group '{group}'; available: {', '.join(self.groups)}")
-        return self.folder / f"{group}.safetensors"
 
 
 def format_folder_name(step: int) -> str:

@@ -285,8 +285,7 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float | None) -> Tens
     if not gradients:
         return torch.zeros(())
     norms = torch._foreach_norm(gradients, 2.0, torch.float32)
-    norm = torch.linalg.vector_norm(torch.stack(list(norms)))
-    norm = unshard(norm)
+    norm = unshard(torch.linalg.vector_norm(torch.stack(list(norms))))
     if max_norm is not None:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

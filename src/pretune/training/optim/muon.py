@@ -6,11 +6,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pretune.core.config import NonNegative, spec
 from pretune.core.errors import UsageError
-from pretune.training.distributed import unshard
+from pretune.training.distributed import shard_like, unshard
 from pretune.training.optim import (
     AdamW,
     Beta,
@@ -123,9 +122,4 @@ def _orthogonalize_updates(updates: list[Tensor], iterations: int) -> list[Tenso
     matrices = torch.stack([unshard(update) for update in updates])
     dtype = torch.bfloat16 if matrices.is_cuda else torch.float32
     orthogonal = orthogonalize(matrices, iterations, dtype).to(matrices.dtype)
-    return [
-        distribute_tensor(matrix, update.device_mesh, update.placements, src_data_rank=None)
-        if isinstance(update, DTensor)
-        else matrix
-        for matrix, update in zip(orthogonal.unbind(0), updates, strict=True)
-    ]
+    return [shard_like(matrix, update) for matrix, update in zip(orthogonal.unbind(0), updates, strict=True)]
