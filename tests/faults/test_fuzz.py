@@ -35,7 +35,7 @@ from tests.selection import keep_quick
 DEFAULT_SEED = 18
 SEED = int(os.environ.get("PRETUNE_FUZZ_SEED", DEFAULT_SEED))
 INPUTS = int(os.environ.get("PRETUNE_FUZZ_INPUTS", "30"))
-FEW = 6
+FEW = 4
 KEYS = [
     "kind",
     "step",

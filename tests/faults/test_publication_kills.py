@@ -27,7 +27,7 @@ from tests.inference.readers import encoder
 from tests.models.hf.test_overwriting import model_with_tokenizer, pair
 from tests.selection import is_thorough
 
-QUICK_STRIDE = 29
+QUICK_STRIDE = 47
 
 
 class Writer(NamedTuple):
@@ -143,7 +143,7 @@ def test_killed_at_every_call(
     new, files = writer.read(whole), tree(whole)
     assert old != new and calls > 10
     seen: list[int] = []
-    for moment in range(1, calls + 1, 1 if is_thorough() else QUICK_STRIDE):
+    for moment in range(1, calls + 1, 1 if is_thorough() else min(QUICK_STRIDE, calls // 2)):
         place = tmp_path / f"at-{moment}"
         place.mkdir()
         if origin.exists():
