@@ -16,6 +16,7 @@ from tests.data.texts import blocks, stories
 from tests.exporters.test_gguf import build_model
 from tests.runs import tasked
 from tests.runs.small import FAST, shrunk
+from tests.selection import keep_quick
 
 NOBODY = 65534
 SOURCE = Path(pt.__file__).parent
@@ -46,7 +47,7 @@ def write_everything(folder: Path) -> None:
     pt.train_vectors([corpus], out=folder / "vectors", max_words=20)
 
 
-@pytest.fixture(params=[0o022, 0o027], ids=oct, scope="module")
+@pytest.fixture(params=keep_quick([0o022, 0o027], 0o027), ids=oct, scope="module")
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Path]]:
     folder = tmp_path_factory.mktemp("shared")
     old = os.umask(request.param)

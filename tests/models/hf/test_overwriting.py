@@ -144,7 +144,6 @@ def test_a_kill_leaves_one_whole_model_or_the_other(
     limits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before every removal and every move into the directory: the old model with all its files, then the new one."""
-    monkeypatch.setattr(os, "fsync", lambda _: None)  # slow
     versions = [model_with_tokenizer(1), model_with_tokenizer(2)]
     versions[1].assets.files["vocab.txt"], versions[1].assets.modules = b"w1", {}
     replace, rename, unlink = os.replace, os.rename, Path.unlink
