@@ -29,6 +29,11 @@ LONG = {"finetune", "embeddings", "models", "exporters"}
 TASKS = {"evaluation", "finetune", "tasks", "embeddings"}
 """Pages that read published tasks."""
 SHORTER: Mapping[str, Mapping[str, str]] = {
+    "baselines": {
+        "width=200": "width=20",
+        "Glove(width=50)": "Glove(width=50, epochs=1)",
+        '"cbow")': '"cbow", epochs=1)',
+    },
     "text": {', "builtin:docs"': ""},
     "tokenizers": {"vocab=8000)  #": f"vocab={VOCAB['unigram']})  #"},
     "models": {'resolve("electra-small")': 'resolve("electra-small", {"width": 32, "depth": 1, "heads": 2})'},
