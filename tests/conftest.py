@@ -33,7 +33,7 @@ if settings is not None:
         "suppress_health_check": [HealthCheck.too_slow],
         "print_blob": True,
     }
-    settings.register_profile("quick", max_examples=25, **shared)
+    settings.register_profile("quick", max_examples=15, **shared)
     settings.register_profile("thorough", max_examples=100, **shared)  # of `make test-slow`
     settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 

@@ -30,5 +30,5 @@ def is_thorough() -> bool:
 
 
 def scale_examples(number: int) -> int:
-    """Return the number of examples of a property test: all with the profile "thorough", else a third."""
-    return number if is_thorough() else max(10, number // 3)
+    """Return the number of examples of a property test: all with the profile "thorough", else a fifth."""
+    return number if is_thorough() else max(8, number // 5)
