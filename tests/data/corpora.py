@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from pretune.core.types import IGNORE_INDEX
 from pretune.data.samples import Samples
-from pretune.data.sampling import EpochOrder, SourceMixture
-from pretune.data.sequences import Sequences
+from pretune.data.sampling import Counters, EpochOrder, SourceMixture
+from pretune.data.sequences import Ints, Sequences
 from pretune.data.shards import DataIndex, Shards, ShardSplit, ShardWriter, write_index
+from pretune.data.stream import Corruption
 from pretune.text.template import TEXT_A, TEXT_B, TokenTemplate
 
 CLS, SEP = 1_000_001, 1_000_002
@@ -108,3 +111,21 @@ def texts(sequences: Sequences) -> list[list[int]]:
     """The sequences as lists, special tokens left out."""
     kept = [np.array(mask) == 0 for mask in split(sequences, "special")]
     return [np.array(part)[mask].tolist() for part, mask in zip(split(sequences), kept, strict=True)]
+
+
+class Masking(Corruption):
+    """3 of 10 tokens become token 7, chosen by their sample's own numbers."""
+
+    copies: int | None = None
+
+    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
+        return n, None
+
+    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
+        assert sequences.special is not None
+        hit = (rng.uniform(0, sequences.lengths) < 0.3) & ~sequences.special
+        labels = np.where(hit, sequences.tokens, IGNORE_INDEX)
+        return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
+
+    def targets(self, tokens: int, sequences: int) -> int:
+        return tokens

@@ -6,7 +6,6 @@ import multiprocessing
 import pickle
 import re
 import tempfile
-from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pretune.core.errors import DataError, UsageError
-from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.core.types import Batch
 from pretune.data import packing
 from pretune.data import stream as stream_module
 from pretune.data.pairs import SegmentPairs
@@ -29,7 +28,7 @@ from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream, Corruption
 from tests.conftest import ROOT
-from tests.data.corpora import CLS, FRAMES, SEP, opened, random_documents, some_documents, write
+from tests.data.corpora import CLS, FRAMES, SEP, Masking, opened, random_documents, some_documents, write
 from tests.selection import keep_quick
 
 FRAME = FRAMES["around"]
@@ -40,24 +39,6 @@ KINDS: dict[str, Any] = {
     "pairs": SegmentPairs(limit=16),
     "swapped": SegmentPairs(limit=16, broken="swapped"),
 }
-
-
-class Masking(Corruption):
-    """A toy lesson: 3 of 10 tokens become token 7, chosen by their sample's own numbers."""
-
-    copies: int | None = None
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
-
-    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        assert sequences.special is not None
-        hit = (rng.uniform(0, sequences.lengths) < 0.3) & ~sequences.special
-        labels = np.where(hit, sequences.tokens, IGNORE_INDEX)
-        return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
-
-    def targets(self, tokens: int, sequences: int) -> int:
-        return tokens
 
 
 class Halves(Corruption):

@@ -5,29 +5,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pretune.core.types import IGNORE_INDEX
 from pretune.data.plan import BatchShape
 from pretune.data.samples import Documents
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences, compute_offsets
 from pretune.data.shards import Shards
 from pretune.data.stream import BatchStream, Corruption
-from tests.data.corpora import FRAMES, random_documents, write
-
-
-class Masking(Corruption):
-    """3 of 10 tokens become token 7, chosen by their sample's own numbers."""
-
-    copies: int | None = None
-
-    def lengths(self, n: Ints) -> tuple[Ints, Ints | None]:
-        return n, None
-
-    def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
-        assert sequences.special is not None
-        hit = (rng.uniform(0, sequences.lengths) < 0.3) & ~sequences.special
-        labels = np.where(hit, sequences.tokens, IGNORE_INDEX)
-        return replace(sequences, tokens=np.where(hit, 7, sequences.tokens), targets=labels)
+from tests.data.corpora import FRAMES, Masking, random_documents, write
 
 
 class Halves(Corruption):

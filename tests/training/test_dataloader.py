@@ -22,9 +22,10 @@ from pretune.data.stream import BatchStream
 from pretune.training import batch_transfer
 from pretune.training.batch_transfer import BatchStats, PackedBatches
 from pretune.training.dataloader import DataLoader
+from tests.data.corpora import Masking
 from tests.selection import keep_quick
 from tests.training.counting import Counting
-from tests.training.streams import Halves, Masking, stream
+from tests.training.streams import Halves, stream
 
 
 def same(one: Any, other: Any) -> bool:
