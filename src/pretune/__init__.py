@@ -151,7 +151,7 @@ _MODULES = {
     "pretune.text.tokenizer.training": ("train_tokenizer",),
 }
 """Public names by module."""
-_RENAMED = {"index": "build", "objective": "build_objective", "predict": "predict_run"}
+_ATTRIBUTES = {"index": "build", "objective": "build_objective", "predict": "predict_run"}
 """Names inside of their modules, where they differ."""
 
 
@@ -159,7 +159,7 @@ def __getattr__(name: str) -> Any:
     module = next((module for module, names in _MODULES.items() if name in names), None)
     if module is None:
         raise AttributeError(f"module 'pretune' has no attribute '{name}'")
-    value = getattr(importlib.import_module(module), _RENAMED.get(name, name))
+    value = getattr(importlib.import_module(module), _ATTRIBUTES.get(name, name))
     globals()[name] = value  # the next access does not come here
     return value
 

@@ -135,7 +135,7 @@ def test_embeddings_of_many_clients() -> None:
     words = bert().tokenizer
     assert words is not None and tokens == sum(len(words.encode(text)) for text in texts)
     sizes = engine.metrics._histograms["pretune_batch_size", (("model", "bert"), ("kind", "embed"))]
-    assert sum(sizes.counts) < 10  # requests shared batches
+    assert sizes.counts.total() < 10  # requests shared batches
 
 
 def test_fillers_of_several_tokens_run_text_by_text() -> None:
@@ -148,7 +148,7 @@ def test_fillers_of_several_tokens_run_text_by_text() -> None:
     (single_tokens, words), engine = run_engine(work, {"bert": bert()})
     assert len(single_tokens) == len(words) == 6
     sizes = engine.metrics._histograms["pretune_batch_size", (("model", "bert"), ("kind", "fill"))]
-    assert sum(sizes.counts) == 1 + 6
+    assert sizes.counts.total() == 1 + 6
     assert [row["blanks"][0][0]["word"] for row in words] == [
         pt.fill(bert(), "The [MASK] went.", pieces=2, k=2)[0][0].word
     ] * 6

@@ -81,8 +81,8 @@ def derive_command(verb: Callable[..., None]) -> Callable[..., None]:
     def run(**values: Any) -> None:
         arguments: dict[str, Options] = {}
         for name, cls in groups.items():
-            typed = {key: _convert(entry, values[key]) for key, entry in cls.describe().items() if key in values}
-            arguments[name] = cls(**{key: value for key, value in typed.items() if value is not None})
+            field_values = {key: _convert(entry, values[key]) for key, entry in cls.describe().items() if key in values}
+            arguments[name] = cls(**{key: value for key, value in field_values.items() if value is not None})
         verb(**arguments)
 
     parts = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @option_set
 class CompareMode(Options):
-    """What of a study is done."""
+    """Extent of a study."""
 
     dry_run: bool = option("--dry-run", "Print cells, steps, cost and time; compute nothing.", default=False)
 

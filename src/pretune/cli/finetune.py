@@ -34,7 +34,7 @@ EMBEDDING = "embedding"
 
 @option_set
 class FinetuneMode(Options):
-    """What of a run is done."""
+    """Extent of a run."""
 
     dry_run: bool = option(
         "--dry-run", "Print settings, label counts, lengths and estimated cost; train nothing.", default=False

@@ -34,7 +34,7 @@ _SMALL_MODEL = {"width": 256, "depth": 4, "heads": 4}
 
 @option_set
 class PrepareMode(Options):
-    """What is prepared: text, or slices of it."""
+    """Source of the data: text, or slices of it."""
 
     merge: bool = option("--merge", "Merge the slices of --shard.", default=False)
 

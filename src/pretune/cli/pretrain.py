@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @option_set
 class PretrainMode(Options):
-    """What of a run is done."""
+    """Extent of a run."""
 
     dry_run: bool = option("--dry-run", "Print settings and estimated cost; train nothing.", default=False)
 
