@@ -135,10 +135,8 @@ class CompletionJob:
         self, prompts: Sequence[Prompt], entries: Sequence[Sequence[TokenLogprob]]
     ) -> list[list[SpelledLogprob]]:
         """Return the log-probabilities of prompts with the texts and positions of their tokens."""
-        texts, has_top = (
-            (prompt if isinstance(prompt, str) else None for prompt in prompts),
-            bool(self.options.logprobs),
-        )
+        texts = [prompt if isinstance(prompt, str) else None for prompt in prompts]
+        has_top = bool(self.options.logprobs)
         parts = zip(texts, self.prompt_ids, entries, strict=True)
         return [spell_prompt(self.tokenizer, *part, has_top=has_top) for part in parts]
 
