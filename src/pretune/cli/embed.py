@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from pretune.cli._inputs import load_model, read_texts
 from pretune.cli._options import EMBEDDING_MODEL, LAYER, LENGTH, POOLINGS, PROMPT, OutputFormat, list_words
@@ -72,7 +71,7 @@ def embed(options: EmbedOptions, output: OutputFormat) -> None:
         embeddings = embedder(texts.texts, report_texts(report))
     ids = texts.ids or [str(number) for number in range(1, len(texts.texts) + 1)]
     write_vectors(out, embeddings.vectors, texts.texts, ids)
-    facts: dict[str, Any] = {
+    facts = {
         "out": str(out),
         "texts": len(texts.texts),
         "width": embedder.width,
@@ -81,7 +80,13 @@ def embed(options: EmbedOptions, output: OutputFormat) -> None:
         "lost_tokens": embeddings.truncated_tokens,
         "empty": embeddings.empty_texts,
     }
-    warn_about_texts(facts, embedder.length)
+    if embeddings.truncated_texts:
+        log.warn(
+            f"{format_count(embeddings.truncated_texts, 'texts')} truncated to {embedder.length} tokens "
+            f"({format_count(embeddings.truncated_tokens, 'tokens')} lost)"
+        )
+    if embeddings.empty_texts:
+        log.warn(f"{format_count(embeddings.empty_texts, 'empty texts')}; each gets the vector of an empty input")
     print_facts(output, facts, f"{out}: {format_count(len(texts.texts), 'vectors')} of width {embedder.width}")
     if words:
         hint("evaluate", model, "--task", "stsb", silent=as_json)
@@ -101,14 +106,3 @@ def report_texts(reporter: Callable[[float, str], None]) -> Callable[[int, int],
         reporter(count / max(total, 1), f"{format_count(count, 'texts')}, {rate:,.0f} per second")
 
     return report
-
-
-def warn_about_texts(facts: dict[str, Any], length: int | None) -> None:
-    """Warn about truncated and empty texts."""
-    if facts["cut"]:
-        log.warn(
-            f"{format_count(facts['cut'], 'texts')} truncated to {length} tokens "
-            f"({format_count(facts['lost_tokens'], 'tokens')} lost)"
-        )
-    if facts["empty"]:
-        log.warn(f"{format_count(facts['empty'], 'empty texts')}; each gets the vector of an empty input")
