@@ -246,8 +246,8 @@ def _show_completion(shell: str | None) -> None:
     if shell is not None:
         from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
-        script = get_completion_script(prog_name="pretune", complete_var=_COMPLETE_VARIABLE, shell=_check_shell(shell))
-        log.print_result(script)
+        options = {"prog_name": "pretune", "complete_var": _COMPLETE_VARIABLE, "shell": _check_shell(shell)}
+        log.print_result(get_completion_script(**options))
         raise typer.Exit
 
 
