@@ -2,15 +2,16 @@
 
 from pretune.models.families.shared import (
     ADAM,
+    GPT_KEYS,
     Family,
     Size,
     build_decoder_classes,
     build_decoder_training,
+    build_gpt_rules,
     derive_hidden,
-    fuse_qkv,
 )
 from pretune.models.hf.config import Key
-from pretune.models.hf.weights import FusedPacking, Layout, Rule, define_score_head
+from pretune.models.hf.weights import Layout, define_score_head
 from pretune.models.spec import Model, Normal
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms
@@ -51,30 +52,6 @@ def build_spec(
         ),
         head=Head(),
         init=Normal(),
-    )
-
-
-GPT_KEYS = (
-    Key("n_embd", ("width",), 768, aliases=("hidden_size",)),
-    Key("n_layer", ("decoder.depth",), 12, aliases=("num_hidden_layers",)),
-    Key("n_head", ("decoder.blocks.*.attention.heads",), 12, aliases=("num_attention_heads",)),
-    Key("resid_pdrop", ("decoder.blocks.*.dropout",), 0.1),
-    Key("embd_pdrop", ("decoder.embed.dropout",), 0.1),
-    Key("attn_pdrop", ("decoder.blocks.*.attention.dropout",), 0.1),
-    Key("initializer_range", ("init.std",), 0.02),
-)
-
-
-def build_gpt_rules(norm: str) -> tuple[Rule, ...]:
-    """Return the rules of a layer of GPT and GPT-2: matrices stored input first; queries, keys and values fused."""
-    ours, theirs, packing = "decoder.{i}", "transformer.h.{i}", FusedPacking(is_transposed=True)
-    return (
-        fuse_qkv("decoder", f"{theirs}.attn.c_attn.{{p}}", packing),
-        Rule(f"{ours}.attention.out.{{p}}", f"{theirs}.attn.c_proj.{{p}}", packing),
-        Rule(f"{ours}.feedforward.up.{{p}}", f"{theirs}.mlp.c_fc.{{p}}", packing),
-        Rule(f"{ours}.feedforward.down.{{p}}", f"{theirs}.mlp.c_proj.{{p}}", packing),
-        Rule(f"{ours}.attention_norm.{norm}.{{p}}", f"{theirs}.ln_1.{{p}}"),
-        Rule(f"{ours}.feedforward_norm.{norm}.{{p}}", f"{theirs}.ln_2.{{p}}"),
     )
 
 

@@ -3,13 +3,14 @@
 from functools import partial
 
 from pretune.core import config
-from pretune.models.families.gpt import GPT_KEYS, build_gpt_rules
 from pretune.models.families.gpt import build_spec as build_gpt_spec
 from pretune.models.families.shared import (
+    GPT_KEYS,
     Family,
     Size,
     build_decoder_classes,
     build_decoder_training,
+    build_gpt_rules,
     derive_hidden,
 )
 from pretune.models.hf.config import (

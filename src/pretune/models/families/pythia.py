@@ -8,10 +8,10 @@ from pretune.models.families.shared import (
     Size,
     build_decoder_classes,
     build_decoder_training,
-    build_rope_key,
     fuse_qkv,
 )
 from pretune.models.hf.config import ACTIVATIONS, Key
+from pretune.models.hf.rotary import build_rope_key
 from pretune.models.hf.weights import (
     InterleavedPacking,
     Layout,
