@@ -212,10 +212,6 @@ class Objective(ABC):
         return model.loss(states, batch)
 
 
-BaseCorruption = Corruption
-"""Base class of the corruptions of objectives."""
-
-
 def require_targets(batch: Batch) -> Targets:
     """Return the targets of a batch; UsageError if it has none."""
     if batch.targets is None:

@@ -33,8 +33,8 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX, Batch, Loss, Targets
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
+from pretune.data.stream import Corruption
 from pretune.objectives.base import (
-    BaseCorruption,
     ModelShape,
     Objective,
     PretrainingModel,
@@ -87,7 +87,7 @@ def _sum_squares(states: Tensor, is_counted: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class CausalCorruption(BaseCorruption):
+class CausalCorruption(Corruption):
     """Next-token targets; the tokens stay unchanged."""
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:

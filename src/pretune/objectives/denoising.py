@@ -37,7 +37,8 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.segment_sampling import (
     exclusive_cumsum,
     find_ordinary_tokens,
@@ -277,7 +278,7 @@ class Denoising(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class DenoisingCorruption(BaseCorruption):
+class DenoisingCorruption(Corruption):
     """Noisy source, original text as target."""
 
     noises: tuple[Noise, ...]

@@ -21,7 +21,8 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.segment_sampling import (
     Bits,
     WordSpans,
@@ -116,7 +117,7 @@ class MaskingObjective(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class MaskingCorruption(BaseCorruption):
+class MaskingCorruption(Corruption):
     """The masking of an objective, with the ids of a vocabulary."""
 
     objective: MaskingObjective

@@ -18,7 +18,8 @@ from pretune.core.config import spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Sequences
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.masked import MaskedLM, MaskingCorruption
 
 
@@ -37,7 +38,7 @@ class MaskedNextToken(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedNextCorruption(BaseCorruption):
+class MaskedNextCorruption(Corruption):
     """Masked tokens, with targets one position earlier; the first token of a sequence stays."""
 
     masking: MaskingCorruption

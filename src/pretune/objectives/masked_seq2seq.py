@@ -23,7 +23,8 @@ import numpy as np
 from pretune.core.config import Gt, Le, spec
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_starts, spread
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.masked import MaskReplacement, ReplacementShares
 from pretune.objectives.segment_sampling import draw_bits_at, find_ordinary_tokens, round_randomly
 from pretune.objectives.seq2seq import EncoderDecoderLayout, ensure_mask_token, make_labels
@@ -46,7 +47,7 @@ class MaskedSeq2seq(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class MaskedSeq2seqCorruption(BaseCorruption):
+class MaskedSeq2seqCorruption(Corruption):
     """One span of each sequence: masked in the source, the target of the decoder."""
 
     rate: float

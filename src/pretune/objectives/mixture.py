@@ -30,7 +30,7 @@ from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Bools, Ints, Sequences, compute_offsets, spread
 from pretune.data.stream import Corruption
-from pretune.objectives.base import MODEL_SHAPES, BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
+from pretune.objectives.base import MODEL_SHAPES, ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import CausalLM
 from pretune.objectives.denoising import Denoising
 from pretune.objectives.masked import MaskedLM
@@ -157,7 +157,7 @@ class Mixture(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class MixtureCorruption(BaseCorruption):
+class MixtureCorruption(Corruption):
     """One corruption per sequence, sampled by the weights of the parts for documents or for pairs."""
 
     corruptions: tuple[Corruption, ...]

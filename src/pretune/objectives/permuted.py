@@ -23,7 +23,8 @@ from pretune.core.config import Ge, Positive, spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Bools, Ints, Sequences, compute_starts, spread
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, shuffle_groups, sum_groups
 
 _FIRST_STRETCH, _LENGTH, _PLACE, _ORDER = range(4)
@@ -45,7 +46,7 @@ class PermutationLM(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class PermutedCorruption(BaseCorruption):
+class PermutedCorruption(Corruption):
     """Prediction order and targets; the tokens stay unchanged."""
 
     objective: PermutationLM

@@ -19,7 +19,8 @@ from pretune.core.config import spec
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_starts
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary, bound_target_slots
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary, bound_target_slots
 from pretune.objectives.causal import find_next_tokens
 from pretune.objectives.segment_sampling import find_ordinary_tokens
 from pretune.objectives.seq2seq import EncoderDecoderLayout, ends_in_special, make_labels, split_source
@@ -42,7 +43,7 @@ class PrefixLM(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixCorruption(BaseCorruption):
+class PrefixCorruption(Corruption):
     """Corruption for a decoder: unchanged tokens, targets after the prefix."""
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
@@ -59,7 +60,7 @@ class PrefixCorruption(BaseCorruption):
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixSplitCorruption(BaseCorruption):
+class PrefixSplitCorruption(Corruption):
     """Corruption for an encoder-decoder: prefix and closing token are the source, the rest is the target."""
 
     layout: EncoderDecoderLayout

@@ -25,7 +25,8 @@ from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences, compute_offsets, compute_starts, spread
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.segment_sampling import Bits, exclusive_cumsum, find_ordinary_tokens, sample_k
 from pretune.objectives.seq2seq import (
     DecoderLayout,
@@ -62,7 +63,7 @@ class SpanCorruption(Objective):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SentinelCorruption(BaseCorruption):
+class SentinelCorruption(Corruption):
     """Spans replaced by sentinels in the source; sentinels and spans as target."""
 
     objective: SpanCorruption

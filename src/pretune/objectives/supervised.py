@@ -19,7 +19,8 @@ import numpy as np
 from pretune.core.config import spec
 from pretune.data.sampling import Counters, SampleLengths
 from pretune.data.sequences import Ints, Sequences
-from pretune.objectives.base import BaseCorruption, ModelShape, Objective, Vocabulary
+from pretune.data.stream import Corruption
+from pretune.objectives.base import ModelShape, Objective, Vocabulary
 from pretune.objectives.seq2seq import DecoderLayout, EncoderDecoderLayout, choose_layout, make_labels, split_source
 
 
@@ -37,7 +38,7 @@ class SupervisedSeq2seq(Objective):
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedCorruption(BaseCorruption):
+class SupervisedCorruption(Corruption):
     """Sides as source and target; a sequence of one side is all source, without targets."""
 
     layout: EncoderDecoderLayout | DecoderLayout
