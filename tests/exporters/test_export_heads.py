@@ -70,10 +70,9 @@ CELLS = [
 QUICK = [
     *(("bert", head, "paper") for head in HEADS),
     *(("bert", "classification", variant) for variant in VARIANTS if variant != "paper"),
-    *(("gpt2", "classification", variant) for variant in ("paper", "mean", "language loss")),
-    *((family, "classification", variant) for family in ("modernbert", "xlnet") for variant in ("paper", "max")),
-    *((family, "classification", "paper") for family in ("bart", "elmo", "opt", "t5", "xglm")),
-    ("bert", "multi_label", "mean"),
+    *(("gpt2", "classification", variant) for variant in ("paper", "language loss")),
+    *((family, "classification", "paper") for family in ("bart", "elmo", "modernbert", "opt", "t5", "xglm", "xlnet")),
+    ("modernbert", "classification", "max"),
     ("bert", "regression", "mean"),
 ]
 

@@ -15,8 +15,7 @@ from pretune.inference import index_files
 from pretune.inference.index import Index, build, search
 from tests.faults.deaths import ended, forked
 from tests.inference.readers import encoder
-
-METHODS = ["exact", "hnsw", "ivf"]
+from tests.selection import keep_quick
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=keep_quick(["exact", "hnsw", "ivf"], "exact", "hnsw"))
 def first(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp(request.param) / "index"
     build(model, ["the cat", "a dog runs", "the old house"], out=out, method=request.param)
