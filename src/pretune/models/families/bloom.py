@@ -9,15 +9,9 @@ from pretune.models.families.shared import (
     build_decoder_classes,
     build_decoder_training,
     derive_hidden,
-    fuse_qkv,
 )
 from pretune.models.hf.config import FixedKey, Key
-from pretune.models.hf.weights import (
-    InterleavedPacking,
-    Layout,
-    define_score_head,
-    define_token_heads,
-)
+from pretune.models.hf.weights import InterleavedPacking, Layout, define_score_head, define_token_heads, fuse_qkv
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

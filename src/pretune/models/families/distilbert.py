@@ -3,8 +3,8 @@
 from functools import partial
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared import ADAM, ENCODER_ACTIVATION, Family, PaperDefaults, Size, name_projections
-from pretune.models.hf.config import ACTIVATIONS, Key
+from pretune.models.families.shared import ADAM, ENCODER_ACTIVATION, Family, PaperDefaults, Size
+from pretune.models.hf.config import ACTIVATIONS, Key, name_projections
 from pretune.models.hf.weights import Layout, define_encoder_heads
 from pretune.nn.heads import PoolingConfig
 

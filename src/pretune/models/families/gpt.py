@@ -3,11 +3,11 @@
 from pretune.models.families.shared import (
     ADAM,
     GPT_KEYS,
+    GPT_RULES,
     Family,
     Size,
     build_decoder_classes,
     build_decoder_training,
-    build_gpt_rules,
     derive_hidden,
 )
 from pretune.models.hf.config import Key
@@ -93,8 +93,10 @@ gpt = Family(
         classes=build_decoder_classes("OpenAIGPT", "LMHeadModel"),
         task_heads=define_score_head("OpenAIGPT"),
         skipped_tensors=(r".*\.attn\.bias", r".*position_ids"),
-        rules=build_gpt_rules("post"),
+        rules=GPT_RULES,
         names={
+            "decoder.{i}.attention_norm.post.{p}": "transformer.h.{i}.ln_1.{p}",
+            "decoder.{i}.feedforward_norm.post.{p}": "transformer.h.{i}.ln_2.{p}",
             "tokens.weight": "transformer.tokens_embed.weight",
             "decoder.position.table.weight": "transformer.positions_embed.weight",
             "head.weight": "lm_head.weight",

@@ -6,11 +6,11 @@ from pretune.core import config
 from pretune.models.families.gpt import build_spec as build_gpt_spec
 from pretune.models.families.shared import (
     GPT_KEYS,
+    GPT_RULES,
     Family,
     Size,
     build_decoder_classes,
     build_decoder_training,
-    build_gpt_rules,
     derive_hidden,
 )
 from pretune.models.hf.config import (
@@ -76,8 +76,10 @@ LAYOUT = Layout(
     classes=build_decoder_classes("GPT2", "LMHeadModel"),
     task_heads={**define_score_head("GPT2"), **define_token_heads("GPT2")},
     skipped_tensors=(r".*\.attn\.(masked_)?bias",),
-    rules=build_gpt_rules("pre"),
+    rules=GPT_RULES,
     names={
+        "decoder.{i}.attention_norm.pre.{p}": "transformer.h.{i}.ln_1.{p}",
+        "decoder.{i}.feedforward_norm.pre.{p}": "transformer.h.{i}.ln_2.{p}",
         "tokens.weight": "transformer.wte.weight",
         "decoder.position.table.weight": "transformer.wpe.weight",
         "decoder.norm.{p}": "transformer.ln_f.{p}",

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pretune.models.families.shared import Family, PaperDefaults, Size, fuse_qkv
+from pretune.models.families.shared import Family, PaperDefaults, Size, read_rotary, write_rotary
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -17,8 +17,7 @@ from pretune.models.hf.config import (
     check_number,
     check_size,
 )
-from pretune.models.hf.rotary import read_rotary, write_rotary
-from pretune.models.hf.weights import HeadLayout, Layout, Rule
+from pretune.models.hf.weights import HeadLayout, Layout, Rule, fuse_qkv
 from pretune.models.spec import Model, Normal, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -2,7 +2,7 @@
 
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training, derive_hidden, fuse_qkv
+from pretune.models.families.shared import ADAM_LARGE, Family, Size, build_decoder_training, derive_hidden
 from pretune.models.hf.config import (
     IGNORED_KEYS,
     CustomKey,
@@ -14,7 +14,7 @@ from pretune.models.hf.config import (
     check_positive,
     check_rate,
 )
-from pretune.models.hf.weights import Layout, define_score_head, define_token_heads
+from pretune.models.hf.weights import Layout, define_score_head, define_token_heads, fuse_qkv
 from pretune.models.spec import Model
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

@@ -2,7 +2,7 @@
 
 from pretune.core import config
 from pretune.models.families.gpt2 import build_spec as build_gpt2_spec
-from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training, name_projections
+from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -13,6 +13,7 @@ from pretune.models.hf.config import (
     allow_null,
     check_flag,
     check_size,
+    name_projections,
 )
 from pretune.models.hf.weights import Layout, define_score_head, define_token_heads
 from pretune.models.spec import Model, Normal, Special

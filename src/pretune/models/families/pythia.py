@@ -8,16 +8,10 @@ from pretune.models.families.shared import (
     Size,
     build_decoder_classes,
     build_decoder_training,
-    fuse_qkv,
+    build_rope_key,
 )
 from pretune.models.hf.config import ACTIVATIONS, Key
-from pretune.models.hf.rotary import build_rope_key
-from pretune.models.hf.weights import (
-    InterleavedPacking,
-    Layout,
-    define_score_head,
-    define_token_heads,
-)
+from pretune.models.hf.weights import InterleavedPacking, Layout, define_score_head, define_token_heads, fuse_qkv
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention
 from pretune.nn.block import Block, Norms

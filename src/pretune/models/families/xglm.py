@@ -1,7 +1,7 @@
 """XGLM (Lin et al., 2022): a multilingual decoder with sinusoidal positions and scaled embeddings."""
 
-from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training, name_projections
-from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key
+from pretune.models.families.shared import Family, Size, build_decoder_classes, build_decoder_training
+from pretune.models.hf.config import ACTIVATIONS, FixedKey, Key, name_projections
 from pretune.models.hf.weights import Layout
 from pretune.models.spec import Model, Special
 from pretune.nn.attention import Attention

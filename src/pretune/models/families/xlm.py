@@ -1,14 +1,7 @@
 """XLM (Lample and Conneau, 2019): an encoder for several languages, with language embeddings and translation pairs."""
 
 from pretune.models.families.bert import build_spec as build_bert_spec
-from pretune.models.families.shared import (
-    ENCODER_ACTIVATION,
-    Family,
-    PaperDefaults,
-    Size,
-    derive_hidden,
-    name_projections,
-)
+from pretune.models.families.shared import ENCODER_ACTIVATION, Family, PaperDefaults, Size, derive_hidden
 from pretune.models.hf.config import (
     CustomKey,
     FixedKey,
@@ -18,6 +11,7 @@ from pretune.models.hf.config import (
     build_summary_keys,
     check_flag,
     check_size,
+    name_projections,
 )
 from pretune.models.hf.weights import HeadLayout, Layout, define_token_heads
 from pretune.models.spec import Model, Special

@@ -327,6 +327,16 @@ def expand_sides(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"{stack}.{path}" for path in paths for stack in ("encoder", "decoder"))
 
 
+def name_projections(side: str, tensor: str) -> dict[str, str]:
+    """Return the names of the four projections of the self-attention of a layer; `{part}` is q, k, v or out.
+
+    >>> name_projections("decoder", "layers.{i}.{part}_proj.{p}")["decoder.{i}.attention.q.{p}"]
+    'layers.{i}.q_proj.{p}'
+    """
+    parts = ("q", "k", "v", "out")
+    return {f"{side}.{{i}}.attention.{part}.{{p}}": tensor.replace("{part}", part) for part in parts}
+
+
 def _strip_irrelevant(tree: Any) -> Any:
     if isinstance(tree, dict):
         return {

@@ -136,6 +136,11 @@ def make_rules(table: Mapping[str, str]) -> tuple[Rule, ...]:
     return tuple(Rule(ours, theirs) for ours, theirs in table.items())
 
 
+def fuse_qkv(side: str, tensor: str, packing: Packing = FusedPacking()) -> Rule:  # noqa: B008 (a frozen value)
+    """Return the rule of a tensor that holds the queries, keys and values of the self-attention of a layer."""
+    return Rule(tuple(f"{side}.{{i}}.attention.{part}.{{p}}" for part in "qkv"), tensor, packing)
+
+
 _SPAN_LAYERS = [f"span.{layer}.{part}.{{p}}" for layer in ("first", "second") for part in ("dense", "norm")]
 SPAN_RULES = tuple(Rule(name, name) for name in ("span.place.weight", *_SPAN_LAYERS, "span.bias"))
 """Tensors of a span boundary head, which no class of `transformers` has: it ignores them."""
@@ -143,6 +148,8 @@ HEAD_KEY = "pretune_head"
 """Config key of a head that no class of `transformers` has."""
 TASK_PREFIX = "task."
 """Prefix of its tensor names."""
+OUT_PROJ_NAMES = {"dense": "classifier.dense", "out": "classifier.out_proj"}
+"""Classifier of a dense layer and an output layer."""
 
 
 @dataclass(frozen=True)
@@ -182,10 +189,6 @@ def define_token_heads(
     if spans is not None:
         heads[f"{name}ForQuestionAnswering"] = HeadLayout("span", {"out": spans})
     return heads
-
-
-OUT_PROJ_NAMES = {"dense": "classifier.dense", "out": "classifier.out_proj"}
-"""Classifier of a dense layer and an output layer."""
 
 
 def define_encoder_heads(
