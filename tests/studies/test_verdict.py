@@ -85,6 +85,6 @@ def test_the_paired_t_test_is_that_of_scipy() -> None:
     first, second = [0.9, 0.85, 0.88, 0.91], [0.8, 0.83, 0.86, 0.82]
     test, theirs = compare_paired(dict(enumerate(first)), dict(enumerate(second))), ttest_rel(first, second)
     assert test is not None
-    assert test.p == pytest.approx(theirs.pvalue)
+    assert test["p"] == pytest.approx(theirs.pvalue)
     interval = theirs.confidence_interval()
-    assert (test.low, test.high) == pytest.approx((interval.low, interval.high))
+    assert (test["low"], test["high"]) == pytest.approx((interval.low, interval.high))

@@ -1,6 +1,6 @@
 """`pretune compare`: run a study and write its table, plots and verdicts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
@@ -11,8 +11,9 @@ from pretune.core.log import align_columns, format_count, format_duration, forma
 from pretune.studies.options import SCALES, CompareOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
+    from pretune.reports.study_record import StudyResults
     from pretune.studies.plan import Plan
 
 
@@ -111,7 +112,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
     )
 
 
-def format_results(results: "Mapping[str, Any]") -> "Iterator[str]":
+def format_results(results: "StudyResults") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
     from pretune.reports.study import format_difference, format_marks, format_tuning, format_verdict, list_rows
 

@@ -4,6 +4,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from pretune.core.log import format_count, format_duration, format_kilograms, format_markdown, format_number
 from pretune.reports import (
@@ -23,7 +24,7 @@ from pretune.reports import (
     tiles,
 )
 from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
-from pretune.reports.facts import Facts
+from pretune.reports.study_record import StudyCell, StudyClaim, StudyCost, StudyMeasure, StudyResults
 
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
 OUTCOME_PLURALS = OUTCOME_LABELS | {"holds": "hold", "does not hold": "do not hold"}
@@ -45,7 +46,7 @@ MAX_P = 0.05
 """Differences with a p-value below this are marked."""
 
 
-def render_study_page(results: Facts) -> str:
+def render_study_page(results: StudyResults) -> str:
     """Render study.html."""
     study, paper = results["study"], results["study"]["paper"]
     story = [element("p", study["question"], kind="lead")] if study["question"] else []
@@ -53,7 +54,7 @@ def render_study_page(results: Facts) -> str:
     return fill_page(study["title"], join(story), _render_tiles(results), _build_sections(results))
 
 
-def _build_sections(results: Facts) -> list[Section]:
+def _build_sections(results: StudyResults) -> list[Section]:
     return [
         ("claims", "Claims", _render_claims(results)),
         ("table", "Table", _render_tables(results)),
@@ -65,8 +66,8 @@ def _build_sections(results: Facts) -> list[Section]:
     ]
 
 
-def _render_tiles(results: Facts) -> Markup:
-    outcomes = Counter(claim["outcome"] for claim in results["claims"])
+def _render_tiles(results: StudyResults) -> Markup:
+    outcomes: Counter[str] = Counter(claim["outcome"] for claim in results["claims"])
     counts = [
         (str(outcomes[name]), f"claims {OUTCOME_PLURALS.get(name, name)}") for name in OUTCOME_COLOURS if outcomes[name]
     ]
@@ -81,7 +82,7 @@ def _render_tiles(results: Facts) -> Markup:
     )
 
 
-def _render_claims(results: Facts) -> Markup:
+def _render_claims(results: StudyResults) -> Markup:
     rows = []
     for claim in results["claims"]:
         colour = f"c{OUTCOME_COLOURS[claim['outcome']]}"
@@ -94,7 +95,7 @@ def _render_claims(results: Facts) -> Markup:
     return join([table(head, rows), note(results["rule"]), note(format_tuning(results))])
 
 
-def _render_tables(results: Facts) -> Markup:
+def _render_tables(results: StudyResults) -> Markup:
     ours = [element("h3", "This study"), _render_table(results)]
     seeds = format_count(len(results["seeds"]), "seeds")
     about = f"Mean over {seeds} with half of the 95 % interval; below it the paired difference to"
@@ -113,7 +114,7 @@ def _render_tables(results: Facts) -> Markup:
     return element("div", element("div", *ours), element("div", *theirs) if theirs else NO_MARKUP, kind="charts")
 
 
-def _render_table(results: Facts) -> Markup:
+def _render_table(results: StudyResults) -> Markup:
     measures = results["measures"]
     head = ("", *(f"{measure['name']} {'↓' if measure['better'] == 'lower' else '↑'}" for measure in measures))
     best = find_best(results)
@@ -124,7 +125,7 @@ def _render_table(results: Facts) -> Markup:
     return table(head, rows)
 
 
-def _render_cell(results: Facts, row: str, measure: Facts, is_best: bool) -> Markup:
+def _render_cell(results: StudyResults, row: str, measure: StudyMeasure, is_best: bool) -> Markup:
     cell = results["table"][row].get(measure["name"])
     if cell is None:
         return NO_MARKUP
@@ -138,24 +139,25 @@ def _render_cell(results: Facts, row: str, measure: Facts, is_best: bool) -> Mar
     return join([text, element("small", element("b", difference) if is_significant else difference)])
 
 
-def _render_plots(results: Facts) -> Markup:
+def _render_plots(results: StudyResults) -> Markup:
     curves = place_figures([*_draw_curves(results), *_draw_costs(results)])
     return join([curves, place_figures(_draw_intervals(results))])
 
 
-def _draw_curves(results: Facts) -> Iterator[Markup]:
+def _draw_curves(results: StudyResults) -> Iterator[Markup]:
     """Yield a line per row for the measures of each curve."""
     for curve in dict.fromkeys(measure["curve"] for measure in results["measures"] if measure["curve"]):
-        points = [measure for measure in results["measures"] if measure["curve"] == curve and measure["x"] is not None]
-        xs = [float(measure["x"]) for measure in points]
-        places = [(x, measure["name"]) for x, measure in zip(xs, points, strict=True)]
+        points = [measure for measure in results["measures"] if measure["curve"] == curve]
+        places = [(float(x), measure["name"]) for measure in points if (x := measure["x"]) is not None]
+        xs = [x for x, _ in places]
         series = _build_series(results, dict.fromkeys(results["rows"], places))
         is_wide = len(xs) > 1 and min(xs) > 0 and max(xs) / min(xs) >= 8
-        label = next((measure["x_label"] for measure in points if measure["x_label"]), "x")
+        labels = [measure["x_label"] for measure in points if measure["x"] is not None]
+        label = next(filter(None, labels), "x")
         yield draw_line_chart(series, x=f"{label} (logarithmic)" if is_wide else label, y=curve, log_x=is_wide)
 
 
-def _draw_costs(results: Facts) -> Iterator[Markup]:
+def _draw_costs(results: StudyResults) -> Iterator[Markup]:
     """Yield scores by a cost in which rows differ."""
     for cost in (measure for measure in results["measures"] if measure["amount"] in ("parameters", "flops", "seconds")):
         xs = {row: cells[cost["name"]]["mean"] for row, cells in results["table"].items() if cost["name"] in cells}
@@ -166,18 +168,19 @@ def _draw_costs(results: Facts) -> Iterator[Markup]:
             yield draw_line_chart(series, x=cost["name"], y=f"{measure['name']} by {cost['name']}")
 
 
-def _build_series(results: Facts, places: Mapping[str, Sequence[tuple[float, str]]]) -> list[Series]:
+def _build_series(results: StudyResults, places: Mapping[str, Sequence[tuple[float, str]]]) -> list[Series]:
     """Return a line per row: the points of measures, each at its x."""
     series: list[Series] = []
     for colour, row in enumerate(results["rows"]):
         cells = [(x, cell) for x, name in places.get(row, ()) if (cell := results["table"][row].get(name))]
         points = tuple((x, cell["mean"]) for x, cell in cells)
-        band = tuple((x, cell["low"], cell["high"]) for x, cell in cells if cell["low"] is not None)
+        bounds = [(x, cell["low"], cell["high"]) for x, cell in cells]
+        band = tuple((x, low, high) for x, low, high in bounds if low is not None and high is not None)
         series.append(Series(row, points, band, colour))
     return series
 
 
-def _draw_intervals(results: Facts) -> Iterator[Markup]:
+def _draw_intervals(results: StudyResults) -> Iterator[Markup]:
     """Yield mean and interval of every row, one figure per score."""
     for measure in filter(is_score, results["measures"]):
         cells = {row: results["table"][row].get(measure["name"]) for row in results["rows"]}
@@ -196,7 +199,7 @@ def _draw_intervals(results: Facts) -> Iterator[Markup]:
         yield element("figure", element("p", f"{measure['name']} ({direction})", kind="above"), table((), rows))
 
 
-def _render_failures(results: Facts) -> Markup:
+def _render_failures(results: StudyResults) -> Markup:
     rows = [(failure["label"], failure["action"], failure["message"]) for failure in results["failures"]]
     parts = [table(("step", "action", "error"), rows)] if rows else []
     if results["missing"]:
@@ -208,7 +211,7 @@ def _render_failures(results: Facts) -> Markup:
 # Text
 
 
-def render_study_text(results: Facts) -> str:
+def render_study_text(results: StudyResults) -> str:
     """Render study.md."""
     study, measures = results["study"], results["measures"]
     paper, paper_table = study["paper"], study["paper"]["table"]
@@ -255,15 +258,15 @@ def _escape(text: str) -> str:
     return re.sub(r"([\\\[<])", r"\\\1", " ".join(text.split()))
 
 
-def format_verdict(results: Facts, claim: Facts) -> str:
+def format_verdict(results: StudyResults, claim: StudyClaim) -> str:
     """Return the verdict of a claim, marked if neither of its rows is better than the simplest baseline."""
     sides = (claim["better"], claim["measure"]), (claim["worse"], claim["against"])
-    cells = [results["table"].get(row, {}).get(measure, {}) for row, measure in sides]
-    has_learned = any(cell.get("is_above_baseline", True) for cell in cells)
+    cells = [results["table"].get(row, {}).get(measure) for row, measure in sides]
+    has_learned = any(cell is None or cell.get("is_above_baseline", True) for cell in cells)
     return f"{OUTCOME_LABELS.get(claim['outcome'], claim['outcome'])}{'' if has_learned else BASELINE_MARK}"
 
 
-def format_difference(claim: Facts) -> str:
+def format_difference(claim: StudyClaim) -> str:
     """Return the mean paired difference of a claim with its standard error."""
     if claim.get("difference") is None:
         return ""
@@ -272,7 +275,7 @@ def format_difference(claim: Facts) -> str:
     return f"{claim['difference']:+.3g}{error}{margin}"
 
 
-def format_tuning(results: Facts) -> str:
+def format_tuning(results: StudyResults) -> str:
     """Return what was tuned, and which rows chose the largest or smallest of the learning rates that were tried."""
     default_note = "every cell uses the one of its settings, or the default of its model and method."
     tuned_actions = results.get("tuned_actions", [])
@@ -288,7 +291,7 @@ def format_tuning(results: Facts) -> str:
     return text
 
 
-def _list_edges(results: Facts) -> list[str]:
+def _list_edges(results: StudyResults) -> list[str]:
     """Return the rows, with the factor, whose best learning rate has none beyond it that was tried."""
     edges: dict[str, None] = {}
     for choice in results.get("chosen_rates", []):
@@ -298,7 +301,7 @@ def _list_edges(results: Facts) -> list[str]:
     return [*edges]
 
 
-def list_rows(results: Facts) -> list[tuple[str, ...]]:
+def list_rows(results: StudyResults) -> list[tuple[str, ...]]:
     """Return the rows of the table as text."""
     tables, measures = results["table"], results["measures"]
     return [
@@ -307,7 +310,7 @@ def list_rows(results: Facts) -> list[tuple[str, ...]]:
     ]
 
 
-def list_paper_rows(paper_table: Facts) -> list[tuple[str, ...]]:
+def list_paper_rows(paper_table: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Return the rows of the paper's table as text."""
     return [
         (row["name"], *("" if value is None else f"{value:g}" for value in row["values"]))
@@ -315,12 +318,12 @@ def list_paper_rows(paper_table: Facts) -> list[tuple[str, ...]]:
     ]
 
 
-def is_score(measure: Facts) -> bool:
+def is_score(measure: StudyMeasure) -> bool:
     """Return whether a measure is a score, not a cost."""
     return measure["amount"] is None
 
 
-def find_best(results: Facts) -> dict[str, str]:
+def find_best(results: StudyResults) -> dict[str, str]:
     """Return the row with the best mean of every score."""
     best: dict[str, str] = {}
     for measure in filter(is_score, results["measures"]):
@@ -331,15 +334,16 @@ def find_best(results: Facts) -> dict[str, str]:
     return best
 
 
-def format_value(cell: Facts, measure: Facts) -> str:
+def format_value(cell: StudyCell, measure: StudyMeasure) -> str:
     """Return the mean of a cell, of a score with half of its interval."""
-    if not is_score(measure):
+    if measure["amount"] is not None:
         return format_amount(cell["mean"], measure["amount"])
-    half = "" if cell["low"] is None else f" ± {(cell['high'] - cell['low']) / 2:.2g}"
+    low, high = cell["low"], cell["high"]
+    half = "" if low is None or high is None else f" ± {(high - low) / 2:.2g}"
     return f"{cell['mean']:.4g}{half}{'' if cell.get('is_above_baseline', True) else BASELINE_MARK}"
 
 
-def format_marks(results: Facts) -> str:
+def format_marks(results: StudyResults) -> str:
     """Return a sentence on the marked cells; empty without any."""
     cells = [cell for row in results["table"].values() for cell in row.values()]
     if all(cell.get("is_above_baseline", True) for cell in cells):
@@ -358,7 +362,7 @@ def format_amount(value: float, amount: str) -> str:
     return f"{format_number(value, billion='G')}{'FLOP' if amount == 'flops' else ''}"
 
 
-def list_settings(results: Facts) -> list[tuple[str, str]]:
+def list_settings(results: StudyResults) -> list[tuple[str, str]]:
     """Return the setting of a study as names and values."""
     budget = ", ".join(format_budget(name, value) for name, value in results["budget"].items())
     study = results["study"]
@@ -386,7 +390,7 @@ def format_budget(name: str, value: float) -> str:
     return f"{format_number(value)} {name}"
 
 
-def list_costs(results: Facts) -> list[tuple[str, str]]:
+def list_costs(results: StudyResults) -> list[tuple[str, str]]:
     """Return the cost of the whole study as names and values."""
     cost = results["cost"]
     rows = [
@@ -404,7 +408,7 @@ def list_costs(results: Facts) -> list[tuple[str, str]]:
     return rows
 
 
-def _list_times(cost: Facts) -> Iterator[tuple[str, str]]:
+def _list_times(cost: StudyCost) -> Iterator[tuple[str, str]]:
     """Yield CPU time and wall-clock time of all steps; other work of the machine lengthens only the latter."""
     cpu_seconds, estimate = cost.get("cpu_seconds") or 0.0, cost.get("estimated_seconds")
     on_cpu = cost["devices"] == ["cpu"]
@@ -418,13 +422,13 @@ def _list_times(cost: Facts) -> Iterator[tuple[str, str]]:
     yield "wall-clock time, one after the other", wall_text
 
 
-def format_other_devices(results: Facts) -> str:
+def format_other_devices(results: StudyResults) -> str:
     """Return the time of the arithmetic alone on known devices."""
     times = [f"{name} {format_duration(value)}" for name, value in results["cost"]["arithmetic_seconds"].items()]
     return f"Arithmetic alone on other devices: {', '.join(times)}."
 
 
-def format_command(results: Facts) -> str:
+def format_command(results: StudyResults) -> str:
     """Return the command that repeats the study."""
     source, seeds = shlex.quote(results["source"]), len(results["seeds"])
     changes = [f" --set {shlex.quote(f'{path}={value}')}" for path, value in results.get("overrides", {}).items()]

@@ -8,19 +8,21 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pretune.core import io, log
 from pretune.core.api import Result, require_out, take_options
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
 from pretune.core.run_dir import RunLock
 from pretune.reports.study import render_study_page, render_study_text
+from pretune.reports.study_record import StudyResults
 from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.studies.execute import Execution, StepFailure
 from pretune.studies.options import SCALES, CompareOptions
 from pretune.studies.plan import Plan
 from pretune.studies.planner import plan_study
 from pretune.studies.read import load_study
-from pretune.studies.results import Facts, build_results
+from pretune.studies.results import build_results
 from pretune.studies.schedule import choose_jobs, list_shard_cells, parse_shard
 from pretune.studies.settings import read_settings
 from pretune.studies.study_dir import StudyDir
@@ -34,7 +36,7 @@ class StudyResult(Result, os.PathLike[str]):
     """Result of a study: its directory, and the content of study.json."""
 
     path: Path
-    results: Facts
+    results: StudyResults
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -60,15 +62,15 @@ class StudyResult(Result, os.PathLike[str]):
         """Verdict of every claim, by its text and measure."""
         return {f"{claim['text']} ({claim['measure']})": claim["outcome"] for claim in self.results["claims"]}
 
-    def to_dict(self) -> Facts:
+    def to_dict(self) -> dict[str, Any]:
         """Return the path and the results as plain data."""
         return {"path": str(self.path), **self.results}
 
-    def to_rows(self) -> list[Facts]:
+    def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows of the table: means, and their intervals."""
         rows = []
         for name, cells in self.results["table"].items():
-            row: Facts = {"row": name}
+            row: dict[str, object] = {"row": name}
             for measure, cell in cells.items():
                 row[measure] = cell["mean"]
                 if cell["low"] is not None:

@@ -18,6 +18,7 @@ from pretune.core.config import to_dict
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
 from pretune.models.spec import Model
+from pretune.reports.study_record import StudyRequest
 from pretune.runs.options import PrepareOptions, PretrainOptions, TokenizerOptions, VectorsOptions
 from pretune.runs.task_options import EmbeddingOptions, EvaluateOptions, FinetuneOptions
 from pretune.studies.inputs import InputFile, StudyInputs, find_spec
@@ -284,7 +285,7 @@ class Plan:
         """Return the number of steps of each action."""
         return Counter(step.action for step in self.steps.values())
 
-    def describe_inputs(self) -> dict[str, object]:
+    def describe_inputs(self) -> StudyRequest:
         """Return the study and what it was asked for, as plan.json and study.json store it."""
         return {
             "format": FORMAT,

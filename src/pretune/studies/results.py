@@ -7,23 +7,34 @@ sign by as much, and is undecided otherwise.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from pretune.core.config import get_kind, to_dict
 from pretune.core.errors import UsageError, suggest
 from pretune.metrics.significance import compute_interval
 from pretune.models.devices import DEVICES
+from pretune.reports.study_record import (
+    BaselineComparison,
+    ChosenRate,
+    FailedStep,
+    MissingCell,
+    Outcome,
+    PairedDifference,
+    StudyCell,
+    StudyClaim,
+    StudyCost,
+    StudyMeasure,
+    StudyResults,
+)
 from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE
 from pretune.studies.execute import StepFailure
 from pretune.studies.plan import Plan, Reading, collect_inputs
 from pretune.studies.spec import MIN_SEEDS, AverageScore, Claim, CostValue, Measure
 from pretune.studies.study_dir import COST_NAMES, StepRecord
 
-Facts = dict[str, Any]
 Values = dict[tuple[str, str], dict[int, float]]
 """Values by row and measure, then by seed."""
-Outcome = Literal["holds", "does not hold", "undecided"]
 FACTOR = 2.0
 """Standard errors that a difference must exceed."""
 ROUNDING = 1e-12
@@ -34,7 +45,7 @@ RULE = (
 )
 
 
-def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mapping[str, StepFailure]) -> Facts:
+def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mapping[str, StepFailure]) -> StudyResults:
     """Return the results of the finished steps; numbers of other steps are missing."""
     values, baselines = collect_values(plan, records), collect_baselines(plan, records)
     check_scores(plan, records, values)
@@ -106,7 +117,7 @@ def collect_baselines(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
     return baselines
 
 
-def compare_with_baseline(row: str, measure: Measure, values: Values, baselines: Values) -> Facts:
+def compare_with_baseline(row: str, measure: Measure, values: Values, baselines: Values) -> BaselineComparison:
     """Return the mean score of the simplest baseline, and whether a row is better; nothing without a baseline."""
     scores, baseline = values.get((row, measure.name), {}), baselines.get((row, measure.name), {})
     if not scores.keys() & baseline.keys():
@@ -123,7 +134,7 @@ def read_value(reading: Reading, records: Mapping[str, StepRecord]) -> float | N
     if reading.amount is not None:
         if reading.amount in COST_NAMES:
             keys = [find_paid_step(key, reading.steps, records) for key in reading.steps]
-            costs: list[Facts] = [{**records[key]["cost"]} for key in keys if key in records]
+            costs: list[Mapping[str, Any]] = [{**records[key]["cost"]} for key in keys if key in records]
             return sum(float(cost[reading.amount]) for cost in costs) if len(costs) == len(keys) else None
         amount = record["amounts"].get(reading.amount)
         return None if amount is None else float(amount)
@@ -148,46 +159,55 @@ def check_scores(plan: Plan, records: Mapping[str, StepRecord], values: Values) 
             raise UsageError(f"measure '{measure.name}': no score '{name}'{suggest(name, scores)} (available: {names})")
 
 
-def summarize(values: Mapping[int, float], reference: Mapping[int, float]) -> Facts:
+def summarize(values: Mapping[int, float], reference: Mapping[int, float]) -> StudyCell:
     """Return mean and interval over seeds, all values, and the paired difference to the reference row."""
     interval = compute_interval([values[seed] for seed in sorted(values)])
-    test = compare_paired(values, reference)
     return {
         "mean": interval.mean,
         "std": interval.std,
         "low": interval.low,
         "high": interval.high,
         "values": {str(seed): values[seed] for seed in sorted(values)},
-        "against": None if test is None else asdict(test),
+        "against": compare_paired(values, reference),
     }
 
 
-def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> Facts:
+def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> StudyClaim:
     """Return a claim with its verdict; one about cells of another scale, or unfinished ones, is not measured."""
     names = {row.name for row in plan.rows}
     measures = {measure.name: measure for measure in plan.measures}
-    facts = {**to_dict(claim), "against": claim.against or claim.measure}
-    if not {claim.better, claim.worse} <= names or not {claim.measure, facts["against"]} <= measures.keys():
-        return {**facts, "outcome": "not measured", "reason": "not in the table of this scale"}
+    result: StudyClaim = {
+        "text": claim.text,
+        "measure": claim.measure,
+        "better": claim.better,
+        "worse": claim.worse,
+        "against": claim.against or claim.measure,
+        "margin": claim.margin,
+        "outcome": "not measured",
+        "reason": "not in the table of this scale",
+    }
+    against = result["against"]
+    if claim.better not in names or claim.worse not in names or not {claim.measure, against} <= measures.keys():
+        return result
     verdict = decide(
         values.get((claim.better, claim.measure), {}),
-        values.get((claim.worse, facts["against"]), {}),
+        values.get((claim.worse, against), {}),
         lower=measures[claim.measure].is_lower_better,
         margin=claim.margin,
     )
+    result |= {"difference": verdict.difference, "error": verdict.error, "seeds": verdict.seeds}
     if verdict.seeds == 0:
-        return {**facts, **asdict(verdict), "outcome": "not measured", "reason": "no seed of both rows is finished"}
-    sides = (claim.better, measures[claim.measure]), (claim.worse, measures[facts["against"]])
+        return {**result, "reason": "no seed of both rows is finished"}
+    sides = (claim.better, measures[claim.measure]), (claim.worse, measures[against])
     comparisons = [compare_with_baseline(row, measure, values, baselines) for row, measure in sides]
-    reason = verdict.reason
-    if all(side.get("is_above_baseline") is False for side in comparisons):
-        reason += "; neither is better than the simplest baseline"
-    return {**facts, **asdict(verdict), "reason": reason}
+    has_learned = any(side.get("is_above_baseline") is not False for side in comparisons)
+    reason = f"{verdict.reason}{'' if has_learned else '; neither is better than the simplest baseline'}"
+    return {**result, "outcome": verdict.outcome, "reason": reason}
 
 
-def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[Facts]:
+def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[ChosenRate]:
     """Return which of the tried learning rates is the best on dev, for each row and choice."""
-    choices: list[Facts] = []
+    choices: list[ChosenRate] = []
     for cell in plan.cells:
         if cell.seed != plan.seeds[0]:
             continue
@@ -198,27 +218,38 @@ def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[Fac
     return choices
 
 
-def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> Facts:
+def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> StudyCost:
     """Return the cost of all steps of the study; steps side by side share the energy and the price of the device."""
-    total: Facts = dict.fromkeys(COST_NAMES, 0.0)
     keys = [key for key, step in plan.steps.items() if key in records and step.action != "choose"]
-    costs: list[Facts] = [{**records[key]["cost"]} for key in keys]
-    for cost in costs:
-        share = {"seconds": 1.0, "flops": 1.0}
-        for name in COST_NAMES:
-            total[name] += float(cost[name]) * share.get(name, 1 / (cost.get("overlap") or cost.get("jobs", 1)))
-    for name, amount in (("cpu_seconds", "cpu_seconds"), ("wall_seconds", "total_seconds")):
-        total[name] = sum(float(records[key]["amounts"].get(amount) or 0.0) for key in keys)
-    total["estimated_seconds"] = plan.sum_estimates().seconds
-    total["steps"] = sum(key in records for key in plan.steps)
-    total["planned_steps"] = len(plan.steps)
-    total["jobs"] = max((cost.get("jobs", 1) for cost in costs), default=1)
-    total["devices"] = sorted({cost["device"] for cost in costs if cost["device"]})
-    total["arithmetic_seconds"] = {name: total["flops"] / device.rate for name, device in DEVICES.items()}
-    return total
+    costs: list[Mapping[str, Any]] = [{**records[key]["cost"]} for key in keys]
+
+    def add(name: str) -> float:
+        if name in ("seconds", "flops"):
+            return sum((float(cost[name]) for cost in costs), 0.0)
+        return sum((float(cost[name]) / (cost.get("overlap") or cost.get("jobs", 1)) for cost in costs), 0.0)
+
+    def add_amounts(name: str) -> float:
+        return sum((float(records[key]["amounts"].get(name) or 0.0) for key in keys), 0.0)
+
+    flops = add("flops")
+    return {
+        "seconds": add("seconds"),
+        "flops": flops,
+        "kwh": add("kwh"),
+        "co2e_kg": add("co2e_kg"),
+        "dollars": add("dollars"),
+        "cpu_seconds": add_amounts("cpu_seconds"),
+        "wall_seconds": add_amounts("total_seconds"),
+        "estimated_seconds": plan.sum_estimates().seconds,
+        "steps": sum(key in records for key in plan.steps),
+        "planned_steps": len(plan.steps),
+        "jobs": max((cost.get("jobs", 1) for cost in costs), default=1),
+        "devices": sorted({cost["device"] for cost in costs if cost["device"]}),
+        "arithmetic_seconds": {name: flops / device.rate for name, device in DEVICES.items()},
+    }
 
 
-def _describe_measure(measure: Measure) -> Facts:
+def _describe_measure(measure: Measure) -> StudyMeasure:
     quantity = measure.quantity
     return {
         "name": measure.name,
@@ -231,7 +262,7 @@ def _describe_measure(measure: Measure) -> Facts:
     }
 
 
-def _list_missing(plan: Plan, values: Values) -> list[Facts]:
+def _list_missing(plan: Plan, values: Values) -> list[MissingCell]:
     """Return the cells with numbers that are planned but not there."""
     return [
         {"row": cell.row, "seed": cell.seed, "measures": names}
@@ -240,7 +271,7 @@ def _list_missing(plan: Plan, values: Values) -> list[Facts]:
     ]
 
 
-def _list_failures(failures: Mapping[str, StepFailure]) -> list[Facts]:
+def _list_failures(failures: Mapping[str, StepFailure]) -> list[FailedStep]:
     """Return the failed steps, without those that only needed one of them."""
     return [
         {"action": failure.step.action, "label": failure.step.label, "message": failure.message}
@@ -261,16 +292,6 @@ class Verdict:
     error: float | None  # standard error; None: fewer than two seeds
     seeds: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairedTest:
-    """Paired difference of two rows over seeds, its interval, and the p-value of Student's t-test (two-sided)."""
-
-    difference: float
-    low: float | None
-    high: float | None
-    p: float | None
 
 
 def decide(better: Mapping[int, float], worse: Mapping[int, float], *, lower: bool, margin: float = 0.0) -> Verdict:
@@ -327,18 +348,17 @@ def compute_standard_error(values: Sequence[float]) -> tuple[float, float | None
     return mean, math.sqrt(variance / len(values))
 
 
-def compare_paired(values: Mapping[int, float], reference: Mapping[int, float]) -> PairedTest | None:
+def compare_paired(values: Mapping[int, float], reference: Mapping[int, float]) -> PairedDifference | None:
     """Return the paired difference to a reference over common seeds; None without any."""
     differences = subtract_paired(values, reference)
     if not differences or not all(map(math.isfinite, differences)):
         return None
     mean, error = compute_standard_error(differences)
     if error is None:
-        return PairedTest(difference=mean, low=None, high=None, p=None)
+        return {"difference": mean, "low": None, "high": None, "p": None}
     interval = compute_interval(differences)
-    return PairedTest(
-        difference=mean, low=interval.low, high=interval.high, p=_compute_p(mean, error, len(differences) - 1)
-    )
+    p = _compute_p(mean, error, len(differences) - 1)
+    return {"difference": mean, "low": interval.low, "high": interval.high, "p": p}
 
 
 def _compute_p(mean: float, error: float, degrees: int) -> float:
