@@ -150,22 +150,27 @@ def _list_shapes(objective: str) -> list[str]:
 
 
 def _read_shapes(target: str) -> list[str]:
-    """Return the shapes in the source code of a class or of its bases there; empty if they depend on its parts."""
-    module, _, attribute = target.partition(":")
+    """Return the shapes in the source code of a class or of its bases; empty if they depend on its parts."""
+    module, _, name = target.partition(":")
     module_spec = importlib.util.find_spec(module)
     assert module_spec is not None and module_spec.origin is not None
     tree = ast.parse(Path(module_spec.origin).read_bytes())
-    classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
-    names = [attribute]
-    for name in names:  # grows by the bases
-        for part in classes[name].body:
-            match part:
-                case ast.Assign(targets=[ast.Name(id="shapes")], value=value):
-                    return list(ast.literal_eval(value))
-                case ast.FunctionDef(name="shapes"):
-                    return []
-        names += [base.id for base in classes[name].bases if isinstance(base, ast.Name) and base.id in classes]
-    return []
+    modules: dict[str, str] = {}
+    for node in tree.body:
+        match node:
+            case ast.ClassDef(name=class_name):
+                modules[class_name] = module
+            case ast.ImportFrom(module=str(source), names=names) if source.startswith("pretune.objectives"):
+                modules |= {alias.name: source for alias in names}
+    definition = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    for part in definition.body:
+        match part:
+            case ast.Assign(targets=[ast.Name(id="shapes")], value=value):
+                return list(ast.literal_eval(value))
+            case ast.FunctionDef(name="shapes"):
+                return []
+    bases = [base.id for base in definition.bases if isinstance(base, ast.Name)]
+    return next((_read_shapes(f"{modules[base]}:{base}") for base in bases if base in modules), [])
 
 
 def _list_records(lists: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:

@@ -4,7 +4,7 @@ import pytest
 
 from pretune.adaptation.freeze import Full
 from pretune.adaptation.methods import AnyMethod
-from pretune.adaptation.peft.bitfit import BitFit
+from pretune.adaptation.peft.vectors import BitFit
 from pretune.runs.finetune.config import (
     AdaptationConfig,
     BaseConfig,

@@ -29,17 +29,20 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.log import join_names
-from pretune.data.sequences import Ints
 from pretune.tasks.benchmarks.readers import list_files
 from pretune.tasks.example import Example
 from pretune.tasks.table import read_lines
 from pretune.tasks.task import Task
+
+if TYPE_CHECKING:  # the module of sequences imports torch
+    from pretune.data.sequences import Ints
 
 _DOCUMENT = "-DOCSTART-"
 _IOBES_PREFIXES = {"U-": "S-", "L-": "E-"}
@@ -360,7 +363,7 @@ def is_tree(heads: Sequence[int]) -> bool:
     return find_cycle(np.array([0, *heads])) is None
 
 
-def find_cycle(heads: Ints) -> Ints | None:
+def find_cycle(heads: "Ints") -> "Ints | None":
     """Return the nodes of a cycle below node 0, or None; `heads` has the head of each node."""
     state = np.zeros(len(heads), dtype=np.int64)  # the walk that reached a node first
     state[0] = -1
