@@ -13,21 +13,21 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 61_100,
-    "files": 411,
+    "code lines": 61_800,
+    "files": 419,
     "import circles": 0,
     "functions of 60 and more lines": 3,
     "functions with 12 and more arguments": 12,
-    "dict[str, Any] and Mapping[str, Any]": 175,
+    "dict[str, Any] and Mapping[str, Any]": 180,
     "# fmt: skip": 38,
     "**x: Any": 8,
     "**x: Any in runs": 0,
-    "files to the first step of pretrain": 72,
+    "files to the first step of pretrain": 73,
     "files to the first step of finetune": 91,
     "fields of Trainer": 10,
     "methods of TaskType": 20,
     "fields of TaskType": 8,
-    "code lines of tests": 55_500,
+    "code lines of tests": 55_700,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")

@@ -12,6 +12,7 @@ from pretune.metrics import METRICS
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
+from pretune.runs.recipes import RECIPES
 from pretune.studies import describe_studies
 from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
@@ -29,7 +30,19 @@ def test_families_are_one_aligned_line_each(capsys: pytest.CaptureFixture[str]) 
         assert line == f"{name:<{column}}{FAMILIES.describe(name)}"
 
 
-LISTS = ["", "families", "sizes", "models", "objectives", "methods", "metrics", "tasks", "tokenizers", "studies"]
+LISTS = [
+    "",
+    "recipes",
+    "families",
+    "sizes",
+    "models",
+    "objectives",
+    "methods",
+    "metrics",
+    "tasks",
+    "tokenizers",
+    "studies",
+]
 
 
 @pytest.mark.parametrize("what", keep_quick(LISTS, "", "families", "methods", "tasks"))
@@ -57,6 +70,7 @@ def test_sizes_have_their_exact_counts(capsys: pytest.CaptureFixture[str]) -> No
 def test_alone_it_gives_all_names_under_headings(capsys: pytest.CaptureFixture[str]) -> None:
     lines = run_command(capsys, ["list"]).out.splitlines()
     assert [line for line in lines if line and not line.startswith(" ")] == [
+        f"{len(RECIPES)} recipes (pretune list recipes)",
         f"{len(FAMILIES)} families (pretune list families)",
         f"{len(catalog.list_names())} sizes (pretune list sizes)",
         f"{len(INSTALLED_MODELS)} model{'s' * (len(INSTALLED_MODELS) > 1)} (pretune list models)",

@@ -19,6 +19,7 @@ from pretune.core.registry import Registry
 from pretune.metrics import METRICS
 from pretune.models.families import FAMILIES
 from pretune.objectives import OBJECTIVES
+from pretune.runs.recipes import RECIPES
 from pretune.studies import describe_studies
 from pretune.tasks import TASKS
 from pretune.text.styles import KINDS
@@ -30,7 +31,8 @@ class ListOptions(Options):
 
     kind: str | None = option(
         "KIND",
-        "families, sizes, models, objectives, methods, metrics, tasks, tokenizers or studies (default: all names).",
+        "recipes, families, sizes, models, objectives, methods, metrics, tasks, tokenizers or studies "
+        "(default: all names).",
         names=("pretune.cli.list:_KINDS",),
     )
 
@@ -116,6 +118,7 @@ _FIRST = ""
 """Stands for the first name in a command."""
 
 _KINDS = {
+    "recipes": Listing(("pretrain", "--help"), lambda: _describe(RECIPES)),
     "families": Listing(("show", _FIRST), lambda: {name: FAMILIES.describe(name) for name in FAMILIES}),
     "sizes": Listing(("show", _FIRST), _list_sizes, lambda name, parameters: (name, f"{parameters:,}")),
     "models": Listing(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import OutputFormat
 from pretune.cli._output import find_free_path, format_costs, hint, hint_other, print_facts, print_plan, quote
+from pretune.core import log
 from pretune.core.api import Options, option, option_set
 from pretune.core.log import format_count, format_duration, format_number
 from pretune.runs.options import PretrainOptions
@@ -30,14 +31,22 @@ def pretrain(options: PretrainOptions, mode: PretrainMode, output: OutputFormat)
 
     An interrupted run continues with --resume, with identical results.
 
-    Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
+    A recipe (encoder, decoder, encoder-decoder) chooses everything from text, device and time, and says why.
+
+    Example: pretune pretrain encoder --text books/ --budget 10m --out runs/mine
+
+    A published model: pretune pretrain bert-mini --data data/books --budget 10m --out runs/books
     """
     start_time = time.monotonic()  # the budget covers the whole command
     with shut_down_cleanly():  # imports take seconds
         from pretune.models.hf.checkpoint import inspect_checkpoint
         from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import run_pretrain
+        from pretune.runs.recipes import is_recipe
         from pretune.training.distributed import resolve_device
+    if mode.dry_run and is_recipe(options):
+        _show_plan(options, output.as_json)
+        return
     if mode.dry_run:
         target = resolve_device(options.device)  # a run rejects an unknown device too
         _show(build_pretrain_config(options), output, target)
@@ -59,6 +68,24 @@ def suggest_use(run: object, spec: "Model") -> list[object]:
         return ["verify", run]
     is_left_to_right = spec.encoder is None or spec.shape == "two-way"
     return ["generate", run, "This is"] if is_left_to_right else ["fill", run, "This is the ___ of it."]
+
+
+def _show_plan(options: PretrainOptions, as_json: bool) -> None:
+    """Print the choices of a recipe with their reasons, and what it expects."""
+    import torch
+
+    from pretune.runs.recipes.build import describe_plan, plan_without_data
+    from pretune.runs.recipes.facts import DeviceFacts
+    from pretune.training.distributed import resolve_device
+
+    device = DeviceFacts.measure(torch.device(resolve_device(options.device)))
+    plan, size = plan_without_data(options, device)
+    if as_json:
+        log.print_json({**describe_plan(options, plan, size)})
+        return
+    for choice in plan.choices.values():
+        log.print_result(str(choice))
+    log.print_result(f"expected on {device.name}: {size.describe()}")
 
 
 def _show(config: "PretrainConfig", output: OutputFormat, device: str) -> None:

@@ -132,6 +132,9 @@ def _find_file(path: str) -> os.stat_result | None:
 LOG_SUFFIXES = (".log", ".out", ".err", ".jsonl")
 """Suffixes of files that may already be there: the run's own output, opened by a scheduler or shell."""
 
+PREPARED_FILE = "data.json"
+"""File of prepared data."""
+
 
 def refuse_other_files(folder: Path, own_names: Collection[str] = ()) -> None:
     """Raise a UsageError if a directory holds files besides hidden ones, logs and those of `own_names`."""
@@ -151,6 +154,7 @@ class RunDir:
         self.checkpoints = path / "checkpoints"
         self.metrics = path / "metrics.jsonl"
         self.task = path / "task.json"
+        self.data = path / "data"  # prepared from the text of a recipe
         self.trials = path / "trials"
         self.trial = path / "trial.json"  # facts of a finished trial
         self.predictions = path / "predictions.jsonl"
@@ -223,8 +227,8 @@ class RunDir:
     def check_free(self) -> None:
         """Raise a UsageError if the directory holds a run, a model or other files.
 
-        Log files and the settings of a run without a checkpoint are allowed. A path that is no directory fails when it
-        is written, except a broken link.
+        Log files, prepared text and the settings of a run without a checkpoint are allowed. A path that is no directory
+        fails when it is written, except a broken link.
         """
         refuse_broken_link(self.path)
         if not self.path.is_dir():
@@ -232,7 +236,7 @@ class RunDir:
         if self.has_checkpoints or self.is_finetuned:
             raise UsageError(f"{self.path}: already holds a run; use --resume, or choose another --out")
         if not self.settings.exists():
-            refuse_other_files(self.path)
+            refuse_other_files(self.path, {self.data.name} if (self.data / PREPARED_FILE).is_file() else ())
         if self.model_config.exists():
             raise UsageError(f"{self.path}: already holds a model; choose another --out")
 

@@ -65,6 +65,11 @@ def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig
     place. `overrides` go before it, and the other options before both. With a `teacher`, the objective becomes a
     distillation. Invalid or contradictory values are a UsageError.
     """
+    if options.text is not None:
+        raise UsageError(
+            "--text is for recipes (encoder, decoder, encoder-decoder); prepare the text with `pretune prepare`, and "
+            "pass --data"
+        )
     overrides: dict[str, object] = {"train.patience": STOP_EARLY_PATIENCE} if options.stop_early else {}
     overrides |= options.overrides or {}
     settings = options.list_settings()

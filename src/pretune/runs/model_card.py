@@ -26,8 +26,12 @@ def build_pretraining_card(
     fingerprint: str,
     summary: Facts,
     lines: Sequence[Facts] = (),
+    plan: Facts | None = None,
 ) -> str:
-    """Return the text of README.md. The card and the fingerprint are of the data, `lines` those of metrics.jsonl."""
+    """Return the text of README.md.
+
+    The card and the fingerprint are of the data, `lines` those of metrics.jsonl; the `plan` is that of a recipe.
+    """
     languages = [name for name in (data_card.get("languages") or {}) if name.isalpha() and len(name) in (2, 3)]
     epochs = summary.get("epochs", {})
     sources = [(*row, f"{epochs[row[0]]:.3g}" if row[0] in epochs else "") for row in facts.list_sources(data_card)]
@@ -43,6 +47,7 @@ def build_pretraining_card(
         languages=f"language: [{', '.join(languages[:20])}]\n" if languages else "",
         init=_describe_init(settings),
         training=_format_pairs(facts.build_pretraining_rows(settings.to_dict(), summary)),
+        choices="" if plan is None else _format_choices(plan),
         samples=_format_samples(lines),
         splits="\n".join(f"- {line}" for line in facts.describe_splits(data_card)),
         sources=format_markdown((*facts.SOURCE_HEADER, "epochs"), [[*map(escape_markdown, row)] for row in sources]),
@@ -59,6 +64,18 @@ def _describe_init(settings: PretrainConfig) -> str:
     if teacher is not None:
         return f"as the student of `{escape_markdown(teacher)}`"
     return "from scratch" if start is None else f"from the weights of `{escape_markdown(start)}`"
+
+
+def _format_choices(plan: Facts) -> str:
+    """Return a table of the choices of a recipe, with their reasons."""
+    from pretune.runs.recipes.plan import format_setting
+
+    rows = [
+        (f"`{choice['path']}`", escape_markdown(format_setting(choice["value"])), escape_markdown(choice["reason"]))
+        for choice in plan["choices"]
+    ]
+    table = format_markdown(("setting", "value", "reason"), rows)
+    return f"## Choices of the recipe `{escape_markdown(plan['recipe'])}`\n{table}\n\n"
 
 
 def _format_samples(lines: Sequence[Facts]) -> str:

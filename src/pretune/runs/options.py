@@ -70,10 +70,10 @@ SETTING_NAMES = (
 )
 """Frequently changed settings, which `--set` completes; `--dry-run` prints all of them."""
 MODEL_NAME = Option(
-    "FAMILY[-SIZE]",
-    "Model to train; see `pretune list families`.",
+    "MODEL",
+    "Model to train: a recipe (encoder, decoder, encoder-decoder), or FAMILY[-SIZE]; see `pretune list families`.",
     sets="model.name",
-    names=("pretune.models.families:list_names",),
+    names=("pretune.runs.recipes:RECIPES", "pretune.models.families:list_names"),
 )
 
 
@@ -83,6 +83,9 @@ class PretrainOptions(Options):
 
     model: str | None = positional(MODEL_NAME, default=None, kw_only=False)
     data: StrPath | None = option("--data DATA", "Data of `pretune prepare`.", sets="data.path")
+    text: StrPath | Sequence[StrPath] | None = option(
+        "--text PATH", "Text for a recipe, instead of --data: files or folders. Repeatable.", kind=list[str]
+    )
     out: StrPath | None = OUT.field()
     objective: str | None = option(
         "--objective NAME",

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from pretune.core import config as specs
@@ -24,6 +25,7 @@ from pretune.runs.config import LENGTHS, DataConfig, PretrainConfig, PretrainTra
 from pretune.runs.defaults import LENGTH_PATHS, build_pretrain_config
 from pretune.runs.options import PretrainOptions
 from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_run
+from pretune.runs.recipes import is_recipe
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.checkpoints.manager import CheckpointManager, read_state
@@ -46,9 +48,15 @@ def pretrain(options: PretrainOptions) -> PretrainedRun:
 
     Give one length: `steps`, `tokens`, `epochs` or `budget`. Defaults are those of the model's paper.
 
+    A recipe (`pt.pretrain("encoder", text="books/", budget="10m", out="runs/mine")`) chooses everything from the text,
+    the device and the time; the settings and the reasons are in the log and in run.json.
+
     Args:
-        model: Family and size, such as "bert-mini"; see `pt.list_models`.
+        model: Family and size, such as "bert-mini" (see `pt.list_models`), or "encoder", "decoder", "encoder-decoder":
+            a recipe.
         data: Directory of `pt.prepare`.
+        text: Files or folders of text, instead of `data`, for a recipe: it trains a tokenizer and prepares the text in
+            `out`.
         out: Output directory of the run.
         objective: Training objective; see `pt.list_objectives`. None: that of the model's paper.
         steps: Number of optimizer steps.
@@ -86,28 +94,40 @@ def run_pretrain(
     run_dir, resume = RunDir(Path(require_out(options.out))), options.resume
     stop = GracefulShutdown(f"resume with `{run_dir.build_resume_command('pretrain')}`", has_checkpoint=resume)
     with stop.handle_signals():
-        state = None
+        settings, state, plan = None, None, None
         if resume:
             resume = run_dir.can_resume(can_start=options.model is not None or options.config is not None)
         if resume:
             settings = load_resumed_config(run_dir, options)
+            plan = run_dir.read_settings().get("environment", {}).get("plan")
             finished_run = load_finished_run(run_dir)
             if finished_run is not None:
                 check_model(run_dir)
                 log.info(f"{run_dir.path}: finished; nothing to resume")
                 return finished_run
+        elif is_recipe(options):
+            from pretune.runs.recipes.build import find_recipe, plan_run
+
+            find_recipe(options)  # rejects options before anything is computed
+            run_dir.check_free()
         else:
             settings = build_pretrain_config(options)
             run_dir.check_free()  # checked again under the lock; here nothing is computed yet
             state = load_clock_history(settings, options)
         processes = contextlib.nullcontext(ranks) if ranks else init_distributed(resolve_device(options.device))
         with processes as group:
+            if settings is None:
+                make_plan = partial(plan_run, options, run_dir, group.device, count=group.world, started_at=started_at)
+                settings, plan = group.broadcast_object(run_on_rank_zero(group, make_plan))
             if resume and not group.broadcast_object(run_on_rank_zero(group, run_dir.has_progress)):
                 settings, resume = replace(settings, moved_paths={}), False  # run.json is written again
                 state = load_clock_history(settings, options)
             if ranks is not None:
                 ranks.wait()  # until all have found the directory free
-            return PretrainRun(settings, run_dir, group, stop, started_at=started_at, resume=resume, state=state).run()
+            run = PretrainRun(
+                settings, run_dir, group, stop, started_at=started_at, resume=resume, state=state, plan=plan
+            )
+            return run.run()
 
 
 def load_resumed_config(run_dir: RunDir, options: PretrainOptions) -> PretrainConfig:
@@ -119,6 +139,10 @@ def load_resumed_config(run_dir: RunDir, options: PretrainOptions) -> PretrainCo
     located_settings, source = run_dir.locate_settings(), str(run_dir.settings)
     stored_config = PretrainConfig.from_dict(located_settings.tree, source=source).move_paths(located_settings)
     environment = specs.check_record(ResumeFile, located_settings.tree, CheckpointError, source).get("environment", {})
+    if is_recipe(options):
+        from pretune.runs.recipes.build import drop_choices
+
+        options = drop_choices(options, environment.get("plan"), run_dir)
     is_whole = options.model is not None or options.config is not None
     has_length = not {*LENGTH_PATHS}.isdisjoint([*options.list_settings(), *(options.overrides or {})])
     if is_whole and options.config is None and not has_length:

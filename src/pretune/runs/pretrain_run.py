@@ -95,9 +95,10 @@ class PretrainRun:
         started_at: float,
         resume: bool = False,
         state: TrainState | None = None,
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
         self.settings, self.run_dir, self.ranks, self.shutdown = settings, run_dir, ranks, shutdown
-        self.started_at, self.resume, self.state = started_at, resume, state or TrainState()
+        self.started_at, self.resume, self.state, self.plan = started_at, resume, state or TrainState(), plan
         settings.train.check_device(ranks.device)
         ranks.check_parallel(settings.train.parallel)
         self._start_workers(settings.train)
@@ -123,8 +124,8 @@ class PretrainRun:
         if distill is not None:
             self.objective = self._attach_teacher(distill)
         configure_model(self.model, settings.train, ranks.device)
-        if (plan := self.data_phases.streams[0].packing_method) is not None:  # the same in all phases
-            self.fingerprints["plan"] = plan
+        if (method := self.data_phases.streams[0].packing_method) is not None:  # the same in all phases
+            self.fingerprints["plan"] = method
 
     def _attach_teacher(self, distill: Distill) -> Distillation:
         """Load the teacher, and initialize the student from its layers in a new run."""
@@ -211,7 +212,7 @@ class PretrainRun:
 
     def _write_settings(self) -> None:
         """Write run.json, and log the learning rate and the shares of the sources."""
-        environment = {
+        environment: dict[str, object] = {
             "steps": self.data_phases.steps,
             "data": self.source.data.fingerprint,
             "tokenizer": self.source.tokenizer.sha256,
@@ -223,6 +224,8 @@ class PretrainRun:
         }
         if "teacher" in self.fingerprints:
             environment["teacher"] = self.fingerprints["teacher"]
+        if self.plan is not None:
+            environment["plan"] = self.plan
         self.run_dir.write_settings({**self.settings.to_dict(), "environment": environment})
         log.info(explain_rate(self.settings))
         if shares := self.data_phases.compute_shares():
@@ -303,7 +306,9 @@ class PretrainRun:
         if self.ranks.is_first:
             checkpoint.save(model, run_dir.path, overwrite=True)
             data, lines = self.source.data, read_metrics(run_dir.path)
-            text = build_pretraining_card(run_dir.name, self.settings, self.data_card, data.fingerprint, summary, lines)
+            text = build_pretraining_card(
+                run_dir.name, self.settings, self.data_card, data.fingerprint, summary, lines, self.plan
+            )
             io.atomic_write(run_dir.card, text.encode())
             run_dir.write_cost(summary)
             if not data.path.is_dir():

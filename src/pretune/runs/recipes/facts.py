@@ -1,0 +1,140 @@
+"""Facts that a recipe chooses from: the amount of text, the speed and memory of the device, and the time for training.
+
+The speed of a device is measured in a fraction of a second, by matrix products and by copies: a training step takes the
+time of its products, and that of reading and writing the activations between them.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pretune.core.api import StrPath
+from pretune.core.errors import DataError
+from pretune.core.log import format_count
+from pretune.core.machine import measure_memory
+from pretune.data.prepared_data import PreparedData
+from pretune.runs.estimate import measure_flops
+from pretune.text.corpora import open_corpus
+
+SCANNED_BYTES = 4_000_000
+"""Text that is read to know its kind; the rest is counted by the size of its files."""
+BYTES_PER_TOKEN = 4.2
+"""Bytes of English text for each token of a vocabulary of 8,192 to 32,768, before there is a tokenizer."""
+SCANNED_CHARACTERS = 1000
+"""Characters of a document among which white space is counted."""
+MIN_SPACES = 0.05
+"""Share of white space in the text below which its words are not separated by spaces."""
+ACTIVATION_ELEMENTS = 130
+"""Elements that a training step reads and writes for each token, layer and unit of width: measured on an H200."""
+COPIES = 5
+"""Copies that are timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextFacts:
+    """The amount and kind of the training text."""
+
+    bytes: int
+    tokens: int
+    documents: int | None = None
+    is_spaced: bool = True  # words are separated by spaces
+    is_exact: bool = False  # tokens are counted
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / max(self.tokens, 1)
+
+    @classmethod
+    def scan(cls, inputs: Sequence[StrPath]) -> "TextFacts":
+        """Return the facts of text files: the start is read, the rest estimated from the size of the files."""
+        corpus = open_corpus([os.fspath(name) for name in inputs])
+        n_bytes = n_spaces = n_characters = n_documents = 0
+        documents = corpus.read_documents()
+        for document in documents:
+            n_documents += 1
+            n_bytes += len(document.text.encode(errors="replace"))
+            start = document.text[:SCANNED_CHARACTERS]
+            n_characters += len(start)
+            n_spaces += sum(map(str.isspace, start))
+            if n_bytes >= SCANNED_BYTES:
+                break
+        if not n_bytes:
+            raise DataError("the text is empty; pass files or folders with text")
+        size = n_bytes if next(documents, None) is None else max(corpus.bytes or n_bytes, n_bytes)
+        return cls(
+            bytes=size,
+            tokens=round(size / BYTES_PER_TOKEN),
+            documents=n_documents if size == n_bytes else None,
+            is_spaced=n_spaces >= MIN_SPACES * n_characters,
+        )
+
+    @classmethod
+    def from_prepared_data(cls, data: PreparedData) -> "TextFacts":
+        """Return the facts of prepared data."""
+        split = data.card["splits"]["train"]
+        return cls(bytes=split["bytes"], tokens=split["tokens"], documents=split["documents"], is_exact=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """Speed and memory of the devices of a run."""
+
+    name: str
+    device_type: str  # cpu or cuda
+    flops: float  # of matrix products, per second and device
+    bandwidth: float  # of memory, in bytes per second and device
+    memory: float  # bytes of a device
+    count: int = 1
+
+    @property
+    def element_bytes(self) -> int:
+        return 2 if self.device_type == "cuda" else 4
+
+    def compute_token_seconds(self, flops: float, units: int) -> float:
+        """Return the seconds of a token in training: its FLOPs, and the sum of the widths of all layers (`units`)."""
+        copies = ACTIVATION_ELEMENTS * units * self.element_bytes / self.bandwidth
+        return (flops / self.flops + copies) / self.count
+
+    @classmethod
+    def measure(cls, device: torch.device, count: int = 1) -> "DeviceFacts":
+        """Measure a device."""
+        if device.type == "cuda":
+            properties = torch.cuda.get_device_properties(device)
+            name, memory, elements = properties.name, properties.total_memory, 2**28
+            dtype, size = torch.bfloat16, 4096
+        else:
+            name = f"a processor with {format_count(torch.get_num_threads(), 'threads')}"
+            memory, elements, dtype, size = measure_memory() or 0, 2**24, torch.float32, 512
+        return cls(
+            name=name,
+            device_type=device.type,
+            flops=measure_flops(device, dtype, size),
+            bandwidth=_measure_bandwidth(device, torch.ones(elements, device=device, dtype=dtype)),
+            memory=float(memory),
+            count=count,
+        )
+
+
+def _measure_bandwidth(device: torch.device, source: Tensor) -> float:
+    """Return the bytes per second that a copy reads and writes; the fastest counts, as others may be busy."""
+    target, best = torch.empty_like(source), float("inf")
+    for _ in range(COPIES):
+        start = time.perf_counter()
+        target.copy_(source)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * source.nbytes / best
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Text, device, and the seconds that are left for training."""
+
+    text: TextFacts
+    device: DeviceFacts
+    seconds: float

@@ -1,0 +1,148 @@
+"""A recipe: what is particular to one shape of model, and the plan that follows from it and the facts."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pretune.core.log import format_count, format_number
+from pretune.models import catalog
+from pretune.models.spec import Model
+from pretune.runs.recipes.facts import Facts
+from pretune.runs.recipes.plan import (
+    RecipePlan,
+    SizeEstimate,
+    choose_size,
+    evaluate_sizes,
+    list_shapes,
+    read_fits,
+    round_to_power,
+)
+
+MIN_VOCAB, MAX_VOCAB = 1024, 32_768
+BYTES_PER_PIECE = 500
+"""Bytes of text for each piece of the vocabulary; rarer pieces are hardly trained."""
+VOCAB_AT, VOCAB_PARAMETERS = 8192, 20e6
+"""Vocabulary of a model with this many parameters in its blocks; it grows with their square root."""
+BATCH_FACTOR = 7.6
+"""Tokens of a step, in square roots of the tokens of the run: 131,072 at 300M."""
+MIN_STEPS = 300
+MIN_BATCH, MAX_BATCH = 1024, 131_072
+MAX_NEW_EPOCHS = 4.0
+"""Epochs from which the text is called small: dropout and a stronger decay take the place of new text."""
+
+
+Extras = Mapping[str, tuple[Any, str]]
+"""Value and reason of settings by path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regularization:
+    """Dropout and weight decay where text is much, and where it is repeated often; None: the model has no dropout."""
+
+    dropout: tuple[float, float] | None = (0.0, 0.1)
+    decay: tuple[float, float] = (0.1, 0.3)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeRecipe:
+    """The particulars of one shape; the loss decides among the widths and depths of the ladder."""
+
+    family: str
+    reason: str  # of the family
+    objective: str
+    targets: float  # share of the tokens that are predicted
+    tokenizer: tuple[str, str]  # kind, and style of special tokens
+    ladder: Sequence[tuple[int, int]]
+    hidden: float  # of the width
+    head_width: int = 64
+    length: int
+    lr: float
+    warmup: float = 0.02
+    decay: float = 0.5
+    fit: str = "encoder"
+    has_fit: bool = False  # of its own, from runs of this shape; else the loss only compares sizes
+    regularization: Regularization = Regularization()
+    complete: Callable[[Mapping[str, int]], Extras] = lambda shape: {}  # further choices of a shape
+
+    def choose_vocab(self, parameters: float, text_bytes: int) -> int:
+        """Return the size of the vocabulary for a number of parameters in the blocks, and a size of the text."""
+        pieces = VOCAB_AT * (parameters / VOCAB_PARAMETERS) ** 0.5
+        return round_to_power(min(pieces, text_bytes / BYTES_PER_PIECE), MIN_VOCAB, MAX_VOCAB)
+
+    def plan(
+        self, facts: Facts, overrides: Mapping[str, Any], vocab: int | None = None
+    ) -> tuple[RecipePlan, SizeEstimate]:
+        """Return the choices, and the size that the model gets. `vocab` is that of an existing tokenizer."""
+        plan = RecipePlan(overrides)
+        plan.note("model", self.family, self.reason)
+        length = plan.choose("data.max_length", self.length, "short sequences, of which a step has many")
+        sizes = [
+            *evaluate_sizes(
+                facts,
+                read_fits()[self.fit],
+                self._list_specs(plan, facts.text.bytes, vocab),
+                length=length,
+                targets=self.targets,
+            )
+        ]
+        size = choose_size(sizes, facts.device.name)
+        self._choose_shape(plan, size, len(sizes))
+        plan.note(
+            "model.vocab",
+            size.vocab,
+            f"{format_number(facts.text.bytes)} bytes of text, {format_number(size.parameters)} parameters",
+        )
+        self._choose_training(plan, size)
+        for path, (value, reason) in self.complete(size.settings).items():
+            plan.choose(path, value, reason)
+        return plan, size
+
+    def _list_specs(
+        self, plan: RecipePlan, text_bytes: int, vocab: int | None
+    ) -> Iterator[tuple[Mapping[str, int], Model]]:
+        """Yield the shapes to choose from with their specs; without `vocab`, its size follows from shape and text."""
+        vocab = plan.get_override("model.vocab", int) if vocab is None else vocab
+        for shape in list_shapes(plan, self.ladder, self.hidden, self.head_width):
+            width = shape["width"]
+            parameters = shape["depth"] * (4 * width + 3 * shape["hidden"]) * width
+            pieces = vocab or self.choose_vocab(parameters, text_bytes)
+            extras = {
+                path: plan.overrides.get(path, value)
+                for path, (value, _) in self.complete(shape).items()
+                if path.startswith("model.")
+            }
+            yield shape, catalog.resolve(self.family, {"vocab": pieces, **shape, **extras})
+
+    def _choose_shape(self, plan: RecipePlan, size: SizeEstimate, count: int) -> None:
+        loss = f" ({size.loss:.2f})" if self.has_fit else ""
+        lowest = f"lowest expected loss{loss} of {format_count(count, 'sizes')}: {size.describe()}"
+        reasons = {
+            "width": lowest,
+            "depth": f"{format_number(size.parameters)} parameters in the blocks",
+            "heads": f"{self.head_width} wide each",
+            "hidden": f"{self.hidden:g} times the width, gated",
+        }
+        for name, value in size.settings.items():
+            plan.choose(f"model.{name}", value, reasons[name])
+
+    def _choose_training(self, plan: RecipePlan, size: SizeEstimate) -> None:
+        tokens = size.tokens
+        plan.choose(
+            "train.batch_tokens",
+            round_to_power(min(BATCH_FACTOR * tokens**0.5, tokens / MIN_STEPS), MIN_BATCH, MAX_BATCH),
+            f"grows with the square root of the {format_number(tokens)} tokens, in at least {MIN_STEPS} steps",
+        )
+        is_repeated = size.epochs > MAX_NEW_EPOCHS
+        epochs = f"{size.epochs:.2g} epochs are {'more' if is_repeated else 'fewer'} than {MAX_NEW_EPOCHS:g}"
+        decay = self.regularization.decay[is_repeated]
+        plan.choose(
+            "train.optimizer", {"kind": "muon", "weight_decay": decay}, f"for the matrices of the blocks; {epochs}"
+        )
+        plan.choose("train.lr", self.lr, "as in runs of 20 seconds to 9 minutes on an H200; twice as much was worse")
+        plan.choose(
+            "train.schedule",
+            {"kind": "stable", "warmup": self.warmup, "decay": self.decay},
+            "a long decay from a stable rate was 0.1 nats better than a linear one",
+        )
+        if self.regularization.dropout is not None:
+            plan.choose("model.dropout", self.regularization.dropout[is_repeated], epochs)

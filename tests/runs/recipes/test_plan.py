@@ -1,0 +1,91 @@
+"""Plans of recipes: choices follow from text, device and time, and from what a user has set."""
+
+from typing import Any
+
+import pytest
+
+from pretune.core.errors import ResourceError, UsageError
+from pretune.models import catalog
+from pretune.runs.recipes import RECIPES
+from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
+from pretune.runs.recipes.plan import RecipePlan, SizeEstimate, count_effective_tokens
+
+GPU = DeviceFacts(name="h200", device_type="cuda", flops=790e12, bandwidth=4e12, memory=140e9)
+CPU = DeviceFacts(name="two cores", device_type="cpu", flops=200e9, bandwidth=15e9, memory=24e9)
+TEXT = TextFacts(bytes=170_000_000, tokens=40_000_000)
+NAMES = RECIPES.list_names()
+
+
+def plan(
+    name: str, seconds: float, device: DeviceFacts = GPU, text: TextFacts = TEXT, **more: Any
+) -> tuple[RecipePlan, SizeEstimate]:
+    return RECIPES.get(name).plan(Facts(text=text, device=device, seconds=seconds), more.pop("sets", {}), **more)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestSize:
+    def test_more_time_gives_a_larger_model(self, name: str) -> None:
+        sizes = [plan(name, seconds)[1] for seconds in (30, 600, 6000)]
+        assert sizes[0].parameters < sizes[1].parameters < sizes[2].parameters
+        assert sizes[0].flops < sizes[1].flops < sizes[2].flops
+
+    def test_a_processor_trains_a_smaller_one(self, name: str) -> None:
+        assert plan(name, 600, CPU)[1].total_parameters < plan(name, 600)[1].total_parameters / 10
+
+    def test_little_memory_gives_a_smaller_one(self, name: str) -> None:
+        small = DeviceFacts(name="small", device_type="cuda", flops=790e12, bandwidth=4e12, memory=0.3e9)
+        assert plan(name, 6000, small)[1].total_parameters * 16 < 0.3e9
+        with pytest.raises(ResourceError, match="tiny"):
+            plan(name, 60, DeviceFacts(name="tiny", device_type="cuda", flops=1e12, bandwidth=1e12, memory=1e6))
+
+    def test_several_devices_read_more(self, name: str) -> None:
+        two = DeviceFacts(name="h200", device_type="cuda", flops=790e12, bandwidth=4e12, memory=140e9, count=2)
+        assert plan(name, 600, two)[1].flops > 1.5 * plan(name, 600)[1].flops
+
+    def test_the_settings_give_the_model(self, name: str) -> None:
+        chosen, size = plan(name, 60)
+        settings = {path: value for path, value in chosen.list_settings().items() if path.startswith("model.")}
+        spec = catalog.resolve(RECIPES.get(name).family, {"vocab": size.vocab, **settings})
+        assert spec.params().total == size.total_parameters
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestSettings:
+    def test_what_a_user_sets_is_kept_and_the_rest_follows(self, name: str) -> None:
+        sets = {"model.width": "96", "model.depth": 3, "data.max_length": "64"}
+        chosen, size = plan(name, 60, sets=sets)
+        assert (size.settings["width"], size.settings["depth"]) == (96, 3)
+        assert 96 % size.settings["heads"] == 0 and size.settings["hidden"] < 300
+        assert chosen.choices["data.max_length"].value == 64
+        assert not sets.keys() & chosen.list_settings().keys()
+        assert chosen.choices["train.batch_tokens"].value > 1024
+
+    def test_values_of_another_type_are_refused(self, name: str) -> None:
+        for value in ("wide", 1.5, "1.5"):
+            with pytest.raises(UsageError, match=r"model\.width"):
+                plan(name, 60, sets={"model.width": value})
+
+    def test_every_choice_has_a_reason(self, name: str) -> None:
+        choices = plan(name, 60)[0].choices.values()
+        assert len(choices) > 10 and all(choice.reason and choice.path in str(choice) for choice in choices)
+
+
+def test_vocabularies_follow_text_and_size() -> None:
+    small = TextFacts(bytes=700_000, tokens=160_000)
+    assert plan("encoder", 600, text=small)[1].vocab == 1024
+    assert plan("encoder", 60)[1].vocab <= plan("encoder", 6000)[1].vocab
+    assert plan("encoder", 60, vocab=5000)[1].vocab == 5000  # that of existing data
+    assert plan("encoder", 60, sets={"model.vocab": "3000"})[1].vocab == 3000
+
+
+def test_repeated_text_gets_dropout_and_a_stronger_decay() -> None:
+    much, little = plan("encoder", 30)[0], plan("encoder", 600, text=TextFacts(bytes=4_000_000, tokens=1_000_000))[0]
+    for chosen, dropout, decay in ((much, 0.0, 0.1), (little, 0.1, 0.3)):
+        assert chosen.choices["model.dropout"].value == dropout
+        assert chosen.choices["train.optimizer"].value["weight_decay"] == decay
+
+
+def test_repetitions_are_worth_less_than_new_text() -> None:
+    assert count_effective_tokens(500, 1000) == 500
+    assert 3500 < count_effective_tokens(4000, 1000) < 4000
+    assert count_effective_tokens(1e9, 1000) == pytest.approx(16_000, rel=0.01)

@@ -1,0 +1,115 @@
+"""Runs of recipes: from text to a model in one call; bad options and too little time or text are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pretune as pt
+from pretune.cli import main
+from pretune.core.errors import CheckpointError, DataError, UsageError
+from pretune.runs.recipes import build
+from tests.conftest import Capture, Patch, run_command
+
+WORDS = "the", "a", "film", "story", "actor", "plot", "music", "is", "was", "not", "very", "good", "bad", "dull", "weak"
+SETS = {"train.samples_every": 0, "train.workers": 0, "train.eval_tokens": 2000, "model.width": 32, "model.depth": 2}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("text")
+    lines = [" ".join(WORDS[(n * k + k) % len(WORDS)] for k in range(1, 30)) for n in range(900)]
+    (folder / "stories.txt").write_text("\n\n".join(lines))
+    return folder
+
+
+@pytest.fixture
+def in_time(monkeypatch: Patch) -> None:
+    """However busy the machine is, a run of seconds is no error."""
+    monkeypatch.setattr(build, "MIN_SHARE", -1e9)
+
+
+@pytest.mark.parametrize(
+    ("name", "loaded"),
+    [
+        ("encoder", "ModernBertForMaskedLM"),
+        pytest.param("decoder", "Qwen3ForCausalLM", marks=pytest.mark.slow),
+        pytest.param("encoder-decoder", "T5ForConditionalGeneration", marks=pytest.mark.slow),
+    ],
+)
+def test_from_text_to_a_model(name: str, loaded: str, text: Path, tmp_path: Path, in_time: None) -> None:
+    transformers = pytest.importorskip("transformers")
+    out = tmp_path / "run"
+    sets = {**SETS, "model.heads": 2}
+    run = pt.pretrain(name, text=text, budget=5.0, out=out, overrides=sets)
+    tree = json.loads((out / "run.json").read_text())
+    plan = tree["environment"]["plan"]
+    assert plan["recipe"] == name and set(plan["overrides"]) == set(sets)
+    assert tree["train"]["budget"] == 5.0 and tree["model"]["width"] == 32 and tree["data"]["path"] == str(out / "data")
+    reasons = {choice["path"]: choice for choice in plan["choices"]}
+    assert reasons["model.width"]["value"] == 32 and reasons["train.lr"]["value"] == tree["train"]["lr"]
+    assert getattr(transformers, loaded).from_pretrained(out).num_parameters() == run.summary["parameters"]
+    assert transformers.AutoTokenizer.from_pretrained(out).vocab_size <= tree["model"]["vocab"]
+
+    again = pt.pretrain(name, text=text, budget=5.0, out=out, overrides=sets, resume=True)
+    assert again.summary == run.summary
+    with pytest.raises(CheckpointError, match=r"train\.seed"):
+        pt.pretrain(name, text=text, budget=5.0, out=out, overrides={**sets, "train.seed": 7}, resume=True)
+    with pytest.raises(CheckpointError, match="recipe"):
+        other = "decoder" if name == "encoder" else "encoder"
+        pt.pretrain(other, text=text, budget=5.0, out=out, resume=True)
+
+
+def test_prepared_text_is_used_again(text: Path, tmp_path: Path, in_time: None, monkeypatch: Patch) -> None:
+    def interrupt(*_: object, **__: object) -> Any:
+        raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"text": [str(text)], "budget": "5s", "out": tmp_path / "run", "overrides": SETS}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(build, "build_paper_config", interrupt)
+        pt.pretrain("encoder", **options)
+    stamp = (tmp_path / "run/data/data.json").stat().st_mtime_ns
+    assert not (tmp_path / "run/run.json").exists()
+    pt.pretrain("encoder", **options)
+    assert (tmp_path / "run/data/data.json").stat().st_mtime_ns == stamp
+    assert main(["verify", str(tmp_path / "run")]) == 0
+
+
+def test_a_dry_run_touches_nothing(text: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["pretrain", "encoder", f"--text={text}", "--budget=10m", "--set=model.depth=3"]
+    out, err = run_command(capsys, [*words, "--dry-run"])
+    assert err == "" and [*tmp_path.iterdir()] == []
+    assert "model.depth 3: set by you" in out and "expected on" in out
+    facts = json.loads(run_command(capsys, [*words, "--dry-run", "--json"])[0])
+    assert facts["recipe"] == "encoder" and facts["expected"]["tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "match"),
+    [
+        ("encoder", {"data": "d"}, "--budget"),
+        ("encoder", {"data": "d", "budget": "5m", "steps": 3}, "one length|--steps"),
+        ("encoder", {"budget": "5m"}, "--text"),
+        ("encoder", {"budget": "5m", "text": "t", "data": "d"}, "--text"),
+        ("encoder", {"budget": "5m", "text": "t", "init_from": "minilm"}, "--from"),
+        ("encoder", {"budget": "5m", "text": "t", "teacher": "minilm"}, "--teacher"),
+        ("bert-tiny", {"steps": 5, "text": "t"}, "--text"),
+    ],
+)
+def test_options_that_do_not_fit(name: str, options: dict[str, Any], match: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=match):
+        pt.pretrain(name, out=tmp_path / "run", **options)
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_too_little_time(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="at least"):
+        pt.pretrain("encoder", text=text, budget="1s", out=tmp_path / "run", overrides=SETS)
+
+
+def test_no_text(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    with pytest.raises(DataError, match="empty"):
+        pt.pretrain("encoder", text=tmp_path / "empty.txt", budget="30s", out=tmp_path / "run")
