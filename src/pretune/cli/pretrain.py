@@ -31,11 +31,10 @@ def pretrain(options: PretrainOptions, mode: PretrainMode, output: OutputFormat)
 
     An interrupted run continues with --resume, with identical results.
 
-    A recipe (encoder, decoder, encoder-decoder) chooses everything from text, device and time, and says why.
+    A recipe (`pretrain encoder --text books/ --budget 10m`; also decoder and encoder-decoder) chooses everything from
+    text, device and time, and says why.
 
-    Example: pretune pretrain encoder --text books/ --budget 10m --out runs/mine
-
-    A published model: pretune pretrain bert-mini --data data/books --budget 10m --out runs/books
+    Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
     """
     start_time = time.monotonic()  # the budget covers the whole command
     with shut_down_cleanly():  # imports take seconds
