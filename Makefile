@@ -36,6 +36,7 @@ check: $(VENV)/.dev ## Format, lint, types and the architecture tests
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/architecture
+	$(BIN)/pytest -q -m slow tests/architecture/test_measures.py tests/docs/test_generate.py
 
 format: $(VENV)/.dev ## Format the code and fix what ruff can fix
 	$(BIN)/ruff format .

@@ -1,8 +1,11 @@
 """The size and width of the package stay below their ceilings."""
 
+import pytest
+
 from tests.architecture import measures
 
 
+@pytest.mark.slow  # `make check` runs it
 def test_no_measure_is_above_its_ceiling() -> None:
     values = measures.measure()
     assert set(values) == set(measures.CEILINGS)

@@ -103,6 +103,7 @@ except PretuneError as error:
 
 
 @pytest.mark.parametrize("phase", keep_quick(["starting", "running"], "running"))
+@pytest.mark.slow
 def test_nothing_outlives_a_killed_parent(phase: str) -> None:
     body = PIDS if phase == "running" else "feed = DataLoader(Counting(), workers=2)\nprint('started')\n"
     with script(body + "time.sleep(1000)") as process:

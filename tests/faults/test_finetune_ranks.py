@@ -266,6 +266,7 @@ def test_asked_to_stop_it_goes_on_with_another_number_of_ranks(
     close(out, alone)
 
 
+@pytest.mark.slow
 def test_one_of_two_ranks_is_killed(runs: Nursery, base: Path, table: Path, alone: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     children = runs.ranks(command(base, out, f"--train={table}"), hook=["only_rank", 1, "signalled", 5, "SIGKILL"])
@@ -326,6 +327,7 @@ def test_a_refusal_ends_all_ranks(runs: Nursery, base: Path, table: Path, tmp_pa
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_language_model_first(runs: Nursery, tmp_path: Path) -> None:
     """`tune.lm_epochs`: both stages train with all ranks."""
     base = tasked.make_base(tmp_path, "gpt2-small", "bpe", "endoftext", dropout=0)

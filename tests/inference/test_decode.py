@@ -86,7 +86,7 @@ def test_a_prompt_that_sees_all_of_itself() -> None:
         tokens(model_of(PAIRS[0]), prompts, prefix=True)
 
 
-@pytest.mark.parametrize("name", keep_quick([*DECODERS, *PAIRS], DECODERS[0], "llama3-1b", "bart-base", "t5-base"))
+@pytest.mark.parametrize("name", keep_quick([*DECODERS, *PAIRS], "llama3-1b", "t5-base"))
 def test_compiled_layers_fill_the_cache_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph serves prompts of many lengths, and the layers are as before afterwards."""
     torch._dynamo.reset()  # graphs of other tests count towards the limit of one function

@@ -51,6 +51,7 @@ def test_one_graph_for_changing_batches(name: str) -> None:
 
 
 @torch._dynamo.config.patch(recompile_limit=2)  # fewer than the shapes
+@pytest.mark.slow
 def test_every_shape_of_a_process_is_compiled() -> None:
     """A fourth model or length is compiled like the first, and one that was seen before is not compiled again."""
     graphs = []

@@ -244,6 +244,7 @@ def test_all_measures_and_kinds_of_rows(tmp_path: Path) -> None:
     assert table["model"]["mean"] == pytest.approx((table["model"]["table"] + table["model"]["f1"]) / 2)
 
 
+@pytest.mark.slow
 def test_rows_that_learn_nothing_are_marked(tmp_path: Path) -> None:
     """A step without a learning rate cannot learn; many steps learn the word that tells the label."""
     rows = {

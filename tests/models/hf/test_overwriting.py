@@ -139,7 +139,10 @@ class KilledError(BaseException):
     """Death of the process."""
 
 
-@pytest.mark.parametrize("limits", [(10**9, 30_000), (30_000, 10**9), (30_000, 60_000)])
+@pytest.mark.parametrize(
+    "limits",
+    [(30_000, 60_000), *(pytest.param(way, marks=pytest.mark.slow) for way in ((10**9, 30_000), (30_000, 10**9)))],
+)
 def test_a_kill_leaves_one_whole_model_or_the_other(
     limits: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

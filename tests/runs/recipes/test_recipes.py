@@ -42,30 +42,30 @@ def test_from_text_to_a_model(name: str, loaded: str, text: Path, tmp_path: Path
     transformers = pytest.importorskip("transformers")
     out = tmp_path / "run"
     sets = {**SETS, "model.heads": 2}
-    run = pt.pretrain(name, text=text, budget=5.0, out=out, overrides=sets)
+    run = pt.pretrain(name, text=text, budget=3.0, out=out, overrides=sets)
     tree = json.loads((out / "run.json").read_text())
     plan = tree["environment"]["plan"]
     assert plan["recipe"] == name and set(plan["overrides"]) == set(sets)
-    assert tree["train"]["budget"] == 5.0 and tree["model"]["width"] == 32 and tree["data"]["path"] == str(out / "data")
+    assert tree["train"]["budget"] == 3.0 and tree["model"]["width"] == 32 and tree["data"]["path"] == str(out / "data")
     reasons = {choice["path"]: choice for choice in plan["choices"]}
     assert reasons["model.width"]["value"] == 32 and reasons["train.lr"]["value"] == tree["train"]["lr"]
     assert getattr(transformers, loaded).from_pretrained(out).num_parameters() == run.summary["parameters"]
     assert transformers.AutoTokenizer.from_pretrained(out).vocab_size <= tree["model"]["vocab"]
 
-    again = pt.pretrain(name, text=text, budget=5.0, out=out, overrides=sets, resume=True)
+    again = pt.pretrain(name, text=text, budget=3.0, out=out, overrides=sets, resume=True)
     assert again.summary == run.summary
     with pytest.raises(CheckpointError, match=r"train\.seed"):
-        pt.pretrain(name, text=text, budget=5.0, out=out, overrides={**sets, "train.seed": 7}, resume=True)
+        pt.pretrain(name, text=text, budget=3.0, out=out, overrides={**sets, "train.seed": 7}, resume=True)
     with pytest.raises(CheckpointError, match="recipe"):
         other = "decoder" if name == "encoder" else "encoder"
-        pt.pretrain(other, text=text, budget=5.0, out=out, resume=True)
+        pt.pretrain(other, text=text, budget=3.0, out=out, resume=True)
 
 
 def test_prepared_text_is_used_again(text: Path, tmp_path: Path, in_time: None, monkeypatch: Patch) -> None:
     def interrupt(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"text": [str(text)], "budget": "5s", "out": tmp_path / "run", "overrides": SETS}
+    options: dict[str, Any] = {"text": [str(text)], "budget": "3s", "out": tmp_path / "run", "overrides": SETS}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(build, "build_paper_config", interrupt)
         pt.pretrain("encoder", **options)
