@@ -71,11 +71,11 @@ def build_encoding() -> Pair:
 
 def build_training(family: str, objective_name: str) -> Pair:
     """Build our training steps and those of transformers with padded batches, on the same sequences."""
-    import cpu_pretraining as work
     import torch
     from transformers import AutoTokenizer
 
     import pretune as pt
+    from bench.speed import cpu_pretraining as work
     from pretune.data.plan import BatchShape
     from pretune.data.stream import BatchStream
     from pretune.models.catalog import resolve
