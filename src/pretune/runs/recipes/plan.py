@@ -49,6 +49,8 @@ def format_setting(value: object) -> str:
     if isinstance(value, Mapping):
         rest = [f"{name} {format_setting(item)}" for name, item in value.items() if name != "kind"]
         return f"{value.get('kind', '')} ({', '.join(rest)})" if rest else str(value.get("kind", ""))
+    if isinstance(value, bool):
+        return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -141,11 +141,11 @@ class ShapeRecipe:
         plan.choose(
             "train.optimizer", {"kind": "muon", "weight_decay": decay}, f"for the matrices of the blocks; {epochs}"
         )
-        plan.choose("train.lr", self.lr, "as in runs of 20 seconds to 9 minutes on an H200; twice as much was worse")
+        plan.choose("train.lr", self.lr, "as in encoders of 20 seconds to 9 minutes on an H200; twice as much was worse")
         plan.choose(
             "train.schedule",
             {"kind": "stable", "warmup": self.warmup, "decay": self.decay},
-            "a long decay from a stable rate was 0.1 nats better than a linear one",
+            "in encoders, a long decay from a stable rate was 0.1 nats better than a linear one",
         )
         if self.regularization.dropout is not None:
             plan.choose("model.dropout", self.regularization.dropout[is_repeated], epochs)
