@@ -141,7 +141,9 @@ class ShapeRecipe:
         plan.choose(
             "train.optimizer", {"kind": "muon", "weight_decay": decay}, f"for the matrices of the blocks; {epochs}"
         )
-        plan.choose("train.lr", self.lr, "as in encoders of 20 seconds to 9 minutes on an H200; twice as much was worse")
+        plan.choose(
+            "train.lr", self.lr, "as in encoders of 20 seconds to 9 minutes on an H200; twice as much was worse"
+        )
         plan.choose(
             "train.schedule",
             {"kind": "stable", "warmup": self.warmup, "decay": self.decay},
