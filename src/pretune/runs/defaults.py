@@ -70,9 +70,7 @@ def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig
             "--text is for recipes (encoder, decoder, encoder-decoder); prepare the text with `pretune prepare`, and "
             "pass --data"
         )
-    overrides: dict[str, object] = {"train.patience": STOP_EARLY_PATIENCE} if options.stop_early else {}
-    overrides |= options.overrides or {}
-    settings = options.list_settings()
+    overrides, settings = collect_overrides(options), options.list_settings()
     lengths = [path for path in LENGTH_PATHS if path in settings]
     if len(lengths) > 1:
         names = " and ".join(path.removeprefix("train.") for path in lengths)
@@ -95,6 +93,12 @@ def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig
     prepared_data = PreparedData.open(os.fspath(settings["data.path"]))
     facts, tokenizer = DataFacts.from_prepared_data(prepared_data), Tokenizer.load(prepared_data.tokenizer)
     return build_paper_config(settings, facts, tokenizer, resolve_device(options.device).partition(":")[0], overrides)
+
+
+def collect_overrides(options: PretrainOptions) -> dict[str, object]:
+    """Return the settings of a user by path, with that of `stop_early`."""
+    patience = {"train.patience": STOP_EARLY_PATIENCE} if options.stop_early else {}
+    return {**patience, **(options.overrides or {})}
 
 
 def _override_config(

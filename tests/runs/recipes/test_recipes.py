@@ -104,6 +104,13 @@ def test_options_that_do_not_fit(name: str, options: dict[str, Any], match: str,
     assert [*tmp_path.iterdir()] == []
 
 
+def test_another_objective_has_its_own_settings(text: Path, tmp_path: Path, in_time: None) -> None:
+    sets = {**SETS, "model.heads": 2}
+    pt.pretrain("encoder", text=text, objective="replaced_token", budget=3.0, out=tmp_path / "run", overrides=sets)
+    objective = json.loads((tmp_path / "run/run.json").read_text())["objective"]
+    assert objective["kind"] == "replaced_token" and "rate" not in objective
+
+
 def test_too_little_time(text: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="at least"):
         pt.pretrain("encoder", text=text, budget="1s", out=tmp_path / "run", overrides=SETS)

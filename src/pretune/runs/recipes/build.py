@@ -21,8 +21,8 @@ from pretune.core.io import recover
 from pretune.core.log import format_duration, format_number
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.config import STOP_EARLY_PATIENCE, PretrainConfig, read_optimizer, refuse_conflicts
-from pretune.runs.defaults import build_paper_config, parse_duration
+from pretune.runs.config import PretrainConfig, read_optimizer, refuse_conflicts
+from pretune.runs.defaults import build_paper_config, collect_overrides, parse_duration
 from pretune.runs.options import PrepareOptions, PretrainOptions
 from pretune.runs.prepare import run_prepare
 from pretune.runs.recipes import RECIPES
@@ -87,6 +87,7 @@ def find_recipe(options: PretrainOptions) -> tuple[ShapeRecipe, float]:
         raise UsageError(f"the recipe '{options.model}' chooses everything by the time: pass --budget, such as 10m")
     if (options.text is None) == (options.data is None):
         raise UsageError("a recipe takes --text, or --data of `pretune prepare`")
+    refuse_conflicts(options.list_settings(), collect_overrides(options))
     budget = options.budget
     return RECIPES.get(options.model), parse_duration(budget) if isinstance(budget, str) else float(budget)
 
@@ -97,24 +98,17 @@ def list_text(options: PretrainOptions) -> list[StrPath]:
     return [text] if isinstance(text, str | os.PathLike) else [*(text or ())]
 
 
-def collect_overrides(options: PretrainOptions) -> dict[str, Any]:
-    """Return the settings of a user, by path."""
-    overrides: dict[str, Any] = {"train.patience": STOP_EARLY_PATIENCE} if options.stop_early else {}
-    overrides |= options.overrides or {}
-    refuse_conflicts(options.list_settings(), overrides)
-    return overrides
-
-
 def plan_without_data(options: PretrainOptions, device: DeviceFacts) -> tuple[RecipePlan, SizeEstimate]:
     """Return the plan for a text or data, before anything is made of it."""
     recipe, budget = find_recipe(options)
     overrides = collect_overrides(options)
     if options.data is not None:
         data = PreparedData.open(options.data)
-        text, vocab = TextFacts.from_prepared_data(data), data.vocab
-        return recipe.plan(Facts(text=text, device=device, seconds=budget), overrides, vocab)
-    seconds = max(budget * (1 - TEXT_SHARE) - START_SECONDS[device.device_type], 1.0)
-    return recipe.plan(Facts(text=TextFacts.scan(list_text(options)), device=device, seconds=seconds), overrides)
+        text, vocab, share = TextFacts.from_prepared_data(data), data.vocab, 0.0
+    else:
+        text, vocab, share = TextFacts.scan(list_text(options)), None, TEXT_SHARE
+    seconds = max(budget * (1 - share) - START_SECONDS[device.device_type], 1.0)
+    return recipe.plan(Facts(text=text, device=device, seconds=seconds), overrides, vocab)
 
 
 def plan_run(
@@ -149,14 +143,20 @@ def plan_run(
         "train.budget": budget,
     }
     config = build_paper_config(
-        settings, DataFacts.from_prepared_data(data), tokenizer, device.type, merge_settings(plan, overrides)
+        settings,
+        DataFacts.from_prepared_data(data),
+        tokenizer,
+        device.type,
+        merge_settings(plan, overrides, options.objective),
     )
     return PlannedRun(config=config, plan=describe_plan(options, plan, size))
 
 
-def merge_settings(plan: RecipePlan, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def merge_settings(plan: RecipePlan, overrides: Mapping[str, object], objective: str | None) -> dict[str, object]:
     """Return the settings of the plan, except those that a user has replaced, with those of the user."""
     settings = plan.list_settings()
+    if objective is not None:  # another objective has its own settings
+        settings = {path: value for path, value in settings.items() if not path.startswith("objective.")}
     if "train.optimizer.lr" in overrides or read_optimizer(overrides):
         settings.pop("train.lr", None)
     for path in overrides:

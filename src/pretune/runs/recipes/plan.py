@@ -58,7 +58,7 @@ def format_setting(value: object) -> str:
 class RecipePlan:
     """The choices so far, and the settings of a user."""
 
-    overrides: Mapping[str, Any]
+    overrides: Mapping[str, object]
     choices: dict[str, RecipeChoice] = field(default_factory=dict)
     notes: set[str] = field(default_factory=set)  # choices that are no settings of the config
 
@@ -86,7 +86,7 @@ class RecipePlan:
         self.choices[name] = RecipeChoice(path=name, value=value, reason=reason)
         self.notes.add(name)
 
-    def list_settings(self) -> dict[str, Any]:
+    def list_settings(self) -> dict[str, object]:
         """Return the settings of the config that the recipe chose, by path."""
         return {
             path: choice.value

@@ -73,7 +73,7 @@ class ShapeRecipe:
         return round_to_power(min(pieces, text_bytes / BYTES_PER_PIECE), MIN_VOCAB, MAX_VOCAB)
 
     def plan(
-        self, facts: Facts, overrides: Mapping[str, Any], vocab: int | None = None
+        self, facts: Facts, overrides: Mapping[str, object], vocab: int | None = None
     ) -> tuple[RecipePlan, SizeEstimate]:
         """Return the choices, and the size that the model gets. `vocab` is that of an existing tokenizer."""
         plan = RecipePlan(overrides)
