@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 
 from pretune.cli import main
+from pretune.core.config import check_record
 from pretune.core.errors import CheckpointError, DataError, StoppedError, UsageError
 from pretune.core.hub import INSTALLED_MODELS
 from pretune.metrics.significance import Comparison
 from pretune.models.catalog import build
 from pretune.models.hf import checkpoint
+from pretune.reports.load import QuickstartFile, ResultsFile
 from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.runs.quickstart import (
     ENCODER,
@@ -122,6 +124,26 @@ class TestTable:
 
 
 class TestOutput:
+    def test_results_are_written_in_the_format_of_their_readers(self, done: QuickstartResult, tmp_path: Path) -> None:
+        """Two seeds and a note on a slow machine are added to the run; keys stay in this order."""
+        file, work = json.loads((done.path / "results.json").read_text()), work_of(tmp_path, 1.0)
+        for key in ("majority", "svm", "static", "full"):
+            work.hits[key, 16] = {seed: answers(0.5 + seed / 10, TINY.test) for seed in range(2)}
+        work.notes["full", 16] = "2 steps on this slow machine"
+        file["rows"] += work.list_rows()
+        file["stages"][-1]["notes"] = ["skipped 2 scores"]
+        assert check_record(ResultsFile, file, DataError, "") == check_record(QuickstartFile, file, DataError, "")
+        keys = "title story task metric split examples rows stages seconds runs data command use"
+        assert " ".join(file) == keys and {*file} == {*QuickstartFile.__annotations__}
+        single, several = "method labels mean seeds each", "method labels mean seeds each std low high"
+        against = "method difference low high p"
+        assert {(" ".join(row), " ".join(row.get("against", ()))) for row in file["rows"]} == {
+            (f"{several} group about", ""),
+            (f"{single} group about against", against),
+            (f"{several} group about against", against),
+        }
+        assert {" ".join(stage) for stage in file["stages"]} == {"name seconds about", "name seconds about notes"}
+
     def test_files_and_models_can_be_used(self, done: QuickstartResult) -> None:
         assert json.loads((done.path / "results.json").read_text()) == done.results
         names = ["read", "baselines", "few labels", "pre-train", "fine-tune", "demo", "repeat"]

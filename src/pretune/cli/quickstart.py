@@ -1,7 +1,7 @@
 """`pretune quickstart`: fine-tuning a pre-trained encoder with few labels, against simple baselines."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pretune.cli import shut_down_cleanly
 from pretune.cli._options import TableFormat
@@ -14,6 +14,8 @@ from pretune.runs.options import DEVICE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    from pretune.reports.load import QuickstartRecord
 
 
 @option_set
@@ -60,7 +62,7 @@ def quickstart(options: QuickstartOptions, output: TableFormat) -> None:
     log.info(f"try the models in a browser: {outcome.results['use'][-1]}")
 
 
-def _format_table(rows: "Sequence[dict[str, Any]]") -> "Iterator[str]":
+def _format_table(rows: "Sequence[QuickstartRecord]") -> "Iterator[str]":
     """Yield a table of methods by training set size, with the number of seeds in brackets."""
     counts = sorted({row["labels"] for row in rows})
     cells = {(row["method"], row["labels"]): f"{row['mean']:.3f} ({len(row['seeds'])})" for row in rows}

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from pretune.core import io
-from pretune.core.config import check_path, check_record, read_record, read_records
+from pretune.core.config import Amount, Count, Number, PathText, check_path, check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_file
 from pretune.core.io.files import MAX_BYTES
 from pretune.core.run_dir import RunDir
@@ -22,8 +22,8 @@ from pretune.reports.analysis import load_analyses
 from pretune.reports.facts import Facts
 from pretune.training.records import (
     CostFile,
+    Difference,
     PredictionLine,
-    ResultsFile,
     RunFile,
     ScoresFile,
     TrialRecord,
@@ -87,6 +87,78 @@ class RunRecord:
     def is_pretrained(self) -> bool:
         """True for a pre-training run."""
         return "model" in self.config and "objective" in self.config
+
+
+class MethodRow(TypedDict):
+    """Mean score of a method over seeds, for one number of training examples."""
+
+    method: str
+    labels: Number
+    mean: Number
+    std: NotRequired[Number | None]
+    low: NotRequired[Number | None]
+    high: NotRequired[Number | None]
+    about: NotRequired[str | None]
+    group: NotRequired[str | None]
+
+
+class ResultsRow(MethodRow):
+    """Row of results.json."""
+
+    seeds: NotRequired[Count | list[int]]
+    each: NotRequired[list[Number] | None]
+
+
+class StageRecord(TypedDict, total=False):
+    """Stage of a comparison."""
+
+    name: str
+    about: str
+    seconds: Amount
+    notes: list[str] | None
+
+
+class ComparisonMetadata(TypedDict):
+    """Runs, data and stages of a comparison."""
+
+    runs: NotRequired[list[str]]
+    data: NotRequired[PathText | None]
+    stages: NotRequired[list[StageRecord] | None]
+    examples: NotRequired[Count | None]
+
+
+class ResultsFile(ComparisonMetadata):
+    """results.json of a comparison."""
+
+    rows: list[ResultsRow]
+
+
+class RowDifference(Difference):
+    """Difference between a row and the row of `method`."""
+
+    method: str
+
+
+class QuickstartRecord(MethodRow):
+    """Row of the quick start's results.json."""
+
+    seeds: list[int]
+    each: list[Number]
+    against: NotRequired[RowDifference]
+
+
+class QuickstartFile(ComparisonMetadata):
+    """results.json of the quick start."""
+
+    rows: list[QuickstartRecord]
+    title: str
+    story: list[str]
+    task: str
+    metric: str
+    split: str
+    seconds: Amount
+    command: str
+    use: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,9 @@ import os
 import shlex
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +37,7 @@ from pretune.inference.word_vectors import WordVectors
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap_of_means
 from pretune.models.catalog import build
 from pretune.models.families import FAMILIES
+from pretune.reports.load import QuickstartFile, QuickstartRecord, StageRecord
 from pretune.reports.page import report
 from pretune.runs.defaults import parse_duration
 from pretune.runs.finetune.defaults import read_base_spec
@@ -55,7 +55,6 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train_tokenizer
 from pretune.training.distributed import resolve_device
 
-Facts = dict[str, Any]
 Floats = NDArray[np.float64]
 Job = tuple[str, int, int]
 """Key of `ROWS`, number of labels, seed."""
@@ -121,7 +120,7 @@ class QuickstartResult:
     """Result of a quick start: its directory, the content of `results.json`, the report."""
 
     path: Path
-    results: Facts
+    results: QuickstartFile
     page: Path
 
 
@@ -213,7 +212,7 @@ class QuickstartRun:
     hits: dict[tuple[str, int], dict[int, Floats]] = field(default_factory=dict)  # 1 where correct, by seed
     seconds_per_review: dict[bool, float] = field(default_factory=dict)  # of the encoder (True) or the small model
     notes: dict[tuple[str, int], str] = field(default_factory=dict)
-    stages: list[Facts] = field(default_factory=list)
+    stages: list[StageRecord] = field(default_factory=list)
 
     def run(self) -> None:
         """Run all stages, the most important rows first."""
@@ -282,8 +281,8 @@ class QuickstartRun:
             model.tokens.weight[torch.from_numpy(ids).long()] = rows / rows.std() * 0.1
         model.assets.files = tokenizer.build_files()
         save(model, start := self.run_dir / "start")
-        changes: Facts = {"data.max_length": self.plan.length, "data.length_schedule": None, "train.batch_tokens": 2048}
-        changes |= {"train.lr": 1e-3, "train.compile": False}
+        changes: dict[str, object] = {"data.max_length": self.plan.length, "data.length_schedule": None}
+        changes |= {"train.batch_tokens": 2048, "train.lr": 1e-3, "train.compile": False}
         budget, epochs = (limit, None) if self.device == "cpu" else (None, 10.0)  # NOTE: after more it overfits
         pretrain(
             init_from=start, data=self.run_dir / "data", objective="masked", budget=budget, epochs=epochs,
@@ -309,8 +308,9 @@ class QuickstartRun:
             score = self.hits[key, labels][seed].mean()
             self.log(f"      {ROWS[key].method}, {labels:,} labels, seed {seed}: {score:.1%} in {seconds:.0f} s")
         if skip_count:
-            self.stages[-1]["notes"] = [f"skipped {skip_count} scores; use a larger --budget for them"]
-            self.log(f"      {self.stages[-1]['notes'][0]}")
+            note = f"skipped {skip_count} scores; use a larger --budget for them"
+            self.stages[-1]["notes"] = [note]
+            self.log(f"      {note}")
 
     def count_steps(self, key: str, labels: int) -> int:
         """Return the training steps: as planned, or fewer where the encoder is slow."""
@@ -352,7 +352,7 @@ class QuickstartRun:
         use = [f'echo "a lovely film" | pretune predict {paths[run]} --input -' for run in tuned_runs]
         finetuning = f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"
         use += [finetuning, f"pretune serve {' '.join(paths.values())}"]
-        results: Facts = {
+        results: QuickstartFile = {
             "title": "Benefit of pre-training", "story": [*self.write_conclusion()],
             "task": "reviews", "metric": "accuracy", "split": "test", "examples": self.plan.test,
             "rows": [*self.list_rows()], "stages": self.stages, "seconds": round(self.budget - self.seconds_left, 1),
@@ -361,26 +361,26 @@ class QuickstartRun:
         io.write_json(RunDir(self.run_dir).results, results)
         return QuickstartResult(self.run_dir, results, report([self.run_dir], self.run_dir / "report.html"))
 
-    def list_rows(self) -> Iterator[Facts]:
+    def list_rows(self) -> Iterator[QuickstartRecord]:
         """Yield the rows of `results.json`; networks are compared with the best simple baseline."""
         for key, labels in itertools.product(ROWS, self.plan.labels):
             if (key, labels) not in self.hits:
                 continue
             row, seed_scores = ROWS[key], {seed: float(right.mean()) for seed, right in self.hits[key, labels].items()}
-            interval = compute_interval([*seed_scores.values()])
-            facts: Facts = {"method": row.method, "labels": labels, "mean": round(interval.mean, 4)}
-            facts |= {"seeds": [*seed_scores], "each": [round(score, 4) for score in seed_scores.values()]}
+            interval, scores = compute_interval([*seed_scores.values()]), [round(x, 4) for x in seed_scores.values()]
+            mean, seeds = round(interval.mean, 4), [*seed_scores]
+            record = QuickstartRecord(method=row.method, labels=labels, mean=mean, seeds=seeds, each=scores)
             if interval.std is not None and interval.low is not None and interval.high is not None:
-                low, high = max(interval.low, 0.0), min(interval.high, 1.0)
-                facts |= {"std": round(interval.std, 4), "low": round(low, 4), "high": round(high, 4)}
+                record["std"] = round(interval.std, 4)
+                record["low"], record["high"] = round(max(interval.low, 0.0), 4), round(min(interval.high, 1.0), 4)
             note = self.notes.get((key, labels))
-            facts |= {"group": row.group, "about": f"{row.about}; {note}" if note else row.about}
+            record["group"], record["about"] = row.group, f"{row.about}; {note}" if note else row.about
             if row.group != "baseline":
                 best = self.find_baseline(labels)
-                gap = asdict(self.compare(key, best, labels))
-                parts = {name: round(gap[name], 4) for name in ("difference", "low", "high", "p")}
-                facts["against"] = {"method": ROWS[best].method, **parts}
-            yield facts
+                result = self.compare(key, best, labels)
+                gap, low, high, p = (round(x, 4) for x in (result.difference, result.low, result.high, result.p))
+                record["against"] = {"method": ROWS[best].method, "difference": gap, "low": low, "high": high, "p": p}
+            yield record
 
     def write_conclusion(self) -> Iterator[str]:
         """Yield the conclusion in sentences, also where a simple baseline wins."""

@@ -385,40 +385,6 @@ class GoldTags(TypedDict):
     gold: list[str]
 
 
-class ResultsRow(TypedDict):
-    """Row of results.json."""
-
-    method: str
-    labels: Number
-    mean: Number
-    seeds: NotRequired[Count | list[int]]
-    std: NotRequired[Number | None]
-    low: NotRequired[Number | None]
-    high: NotRequired[Number | None]
-    each: NotRequired[list[Number] | None]
-    about: NotRequired[str | None]
-    group: NotRequired[str | None]
-
-
-class StageRecord(TypedDict, total=False):
-    """Stage of a comparison."""
-
-    name: str
-    about: str
-    seconds: Amount
-    notes: list[str] | None
-
-
-class ResultsFile(TypedDict):
-    """results.json of a comparison."""
-
-    rows: list[ResultsRow]
-    runs: NotRequired[list[str]]
-    data: NotRequired[PathText | None]
-    stages: NotRequired[list[StageRecord] | None]
-    examples: NotRequired[Count | None]
-
-
 class MetricsLine(TypedDict):
     """Line of metrics.jsonl."""
 
