@@ -293,7 +293,7 @@ def test_limits() -> None:
         generate_tokens(model, text(ROOM), GenerationConfig(max_new_tokens=NEW))
     with pytest.raises(UsageError, match="prompt 2"):
         generate_tokens(model, [[1], []], GenerationConfig(max_new_tokens=2))
-    assert generate_tokens(model, [], GenerationConfig()) == []
+    assert generate_tokens(model, []) == []
     with pytest.raises(UsageError, match=r"prompt 1\b.*\b61\b"):
         generate_tokens(model, [[3, 61]], GenerationConfig(max_new_tokens=2))
     short = GenerationConfig(max_new_tokens=2)

@@ -74,7 +74,7 @@ class DecodingCallbacks:
 def generate_tokens(
     model: nn.Module,
     prompts: Sequence[Tokens],
-    decoding: GenerationConfig = GenerationConfig(),  # noqa: B008 (a frozen value)
+    decoding: GenerationConfig | None = None,
     *,
     batch: int = BATCH_ROWS,
     generation_tokens: GenerationTokens | None = None,
@@ -93,6 +93,7 @@ def generate_tokens(
     """
     language_model = get_predictive_model(model)
     check_can_generate(language_model)
+    decoding = decoding or GenerationConfig()
     decoding.check_vocabulary(language_model.spec.vocab)
     generation_tokens = generation_tokens or GenerationTokens.from_model(language_model)
     if prefix and language_model.spec.is_encoder_decoder:
