@@ -20,7 +20,7 @@ from torch import nn
 from pretune.core.config import Gt, Le, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.training.loop import Loop
-from pretune.training.optim import EMBEDDINGS_PART, HEADS_PART, split_parts
+from pretune.training.optim import EMBEDDINGS_PART, HEADS_PART, list_trained_names, split_parts
 from pretune.training.step import StepMetrics
 
 
@@ -96,11 +96,6 @@ def freeze(model: nn.Module, strategy: FreezeStrategy) -> tuple[str, ...]:
             "--set tune.text_to_text=false)"
         )
     return trained_names
-
-
-def list_trained_names(model: nn.Module) -> tuple[str, ...]:
-    """Return the names of the parameters that are not frozen."""
-    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 @spec

@@ -18,12 +18,13 @@ import torch
 from pretune.adaptation import METHODS as METHODS
 from pretune.adaptation import io
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze, list_trained_names
+from pretune.adaptation.freeze import Frozen, Full, Gradual, freeze
 from pretune.adaptation.peft.base import TARGETS, PeftMethod, find_linears
 from pretune.adaptation.peft.io import save_adapter
 from pretune.adaptation.peft.prefix import PrefixTuning, PromptTuning
 from pretune.models.model import LanguageModel
 from pretune.training.loop import Hook
+from pretune.training.optim import list_trained_names
 
 load = io.load_with_method
 

@@ -132,6 +132,11 @@ def split_parts(model: nn.Module) -> dict[str, list[str]]:
     return {part: names for part, names in names_by_part.items() if names}
 
 
+def list_trained_names(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the parameters that are not frozen."""
+    return tuple(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
 def _map_owners(model: nn.Module) -> dict[str, tuple[nn.Module, Parameter]]:
     """Map every parameter, under its first name, to its module."""
     modules = dict(model.named_modules())
