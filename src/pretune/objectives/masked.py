@@ -11,12 +11,12 @@ languages at once; `replaced_token` fills the masks with a small model and detec
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pretune.core.config import Constraint, Ge, Gt, Le, NonNegative, Positive, spec
+from pretune.core.config import Ge, Gt, Le, NonNegative, Positive, SumsToOne, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sampling import Counters
@@ -33,17 +33,6 @@ from pretune.objectives.segment_sampling import (
     sample_k,
     shuffle_groups,
 )
-
-
-class SumsToOne(Constraint):
-    """Sum of 1 over a tuple of shares."""
-
-    def allows(self, value: Any) -> bool:
-        return bool(abs(sum(value) - 1) <= 1e-6)
-
-    def __str__(self) -> str:
-        return "shares with a sum of 1"
-
 
 Share = NonNegative[float]
 ReplacementShares = Annotated[tuple[Share, Share, Share], SumsToOne()]

@@ -18,11 +18,11 @@ from typing import Annotated
 
 import numpy as np
 
-from pretune.core.config import spec
+from pretune.core.config import SumsToOne, spec
 from pretune.data.sampling import Counters
 from pretune.data.sequences import Ints, Sequences
 from pretune.nn.attention_mask import MaskKind
-from pretune.objectives.masked import MaskingObjective, MaskReplacement, Share, SumsToOne, choose_tokens, mask_tokens
+from pretune.objectives.masked import MaskingObjective, MaskReplacement, Share, choose_tokens, mask_tokens
 from pretune.objectives.prefix import draw_split_points
 from pretune.objectives.segment_sampling import sum_groups
 

@@ -30,6 +30,7 @@ from pretune.core.config.specs import (
     Positive,
     PossiblePath,
     Seed,
+    SumsToOne,
     check_path,
     get_kind,
     spec,

@@ -140,6 +140,16 @@ class NonEmpty(Constraint):
         return "non-empty"
 
 
+class SumsToOne(Constraint):
+    """Sum of 1 over a tuple of shares."""
+
+    def allows(self, value: Any) -> bool:
+        return bool(abs(sum(value) - 1) <= 1e-6)
+
+    def __str__(self) -> str:
+        return "shares with a sum of 1"
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class PossiblePath(Constraint):
     """Text that a system accepts as a path, whether it exists or not: looking it up is no error."""
