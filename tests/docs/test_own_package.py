@@ -108,7 +108,7 @@ def test_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh: None) 
     model = pt.build("starcoder", width=16, depth=1, heads=2, vocab=50)
     names = REGISTRIES["method"].get("rescale")().apply(model)
     assert names and all(name.endswith(".scale") for name in names)
-    pt.register("objective", "stretch", "my_models.stretch_masked:StretchMasked")
+    pt.register("objective", "stretch", "my_models.stretch_masked:StretchMaskedLM")
     assert pt.objective("stretch", rate=0.5).shapes == ("encoder",) and "stretch" in pt.list_objectives()
     assert REGISTRIES["objective"].describe("stretch").startswith("One masked span of every text")
 
@@ -136,7 +136,7 @@ def test_a_name_of_two_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     install(tmp_path, {"pretune.tasks": {"sst2": "my_models.tickets:TICKETS"}})
     install(tmp_path, {"pretune.metrics": {"close": "my_models.gone:close"}}, "more")
     install(tmp_path, {"pretune.objectives": {"a": "my_models.stretch_masked:Gone"}}, "third")
-    install(tmp_path, {"pretune.objectives": {"a": "my_models.stretch_masked:StretchMasked"}}, "fourth")
+    install(tmp_path, {"pretune.objectives": {"a": "my_models.stretch_masked:StretchMaskedLM"}}, "fourth")
     monkeypatch.syspath_prepend(tmp_path)
     assert REGISTRIES["task"].get("sst2").name == "sst2"
     with pytest.raises(UsageError, match=r"'sst2' is there twice: pretune.tasks.\S+ and my_models.tickets:TICKETS"):
