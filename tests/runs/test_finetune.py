@@ -304,6 +304,10 @@ class TestWishes:
         for train, rate in (({"lr": 1e-4}, 5e-5), ({"lr": 4e-5}, 3e-5), ({"init_from": str(base)}, 3e-5)):
             RunDir(run).settings.write_text(json.dumps(settings | {"train": settings["train"] | train}))
             assert read(run) == rate
+        for kind, rate in (("muon", 9e-5), ("adafactor", 3e-5)):  # whose updates are of one size, or not
+            train = settings["train"] | {"optimizer": {"kind": kind}}
+            RunDir(run).settings.write_text(json.dumps(settings | {"train": train}))
+            assert read(run) == rate
         RunDir(run).settings.write_text(json.dumps(settings | {"train": settings["train"] | {"lr": 9e-3}}))
         assert [read(run, width=width) for width in (256, 128)] == [4.68e-4, 5e-4]
         RunDir(run).settings.write_text(json.dumps(settings))

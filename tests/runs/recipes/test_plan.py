@@ -25,9 +25,14 @@ def plan(
 @pytest.mark.parametrize("name", NAMES)
 class TestSize:
     def test_more_time_gives_a_larger_model(self, name: str) -> None:
-        sizes = [plan(name, seconds)[1] for seconds in (30, 600, 6000)]
+        much = TextFacts(bytes=17_000_000_000, tokens=4_000_000_000)
+        sizes = [plan(name, seconds, text=much)[1] for seconds in (30, 600, 6000)]
         assert sizes[0].parameters < sizes[1].parameters < sizes[2].parameters
         assert sizes[0].flops < sizes[1].flops < sizes[2].flops
+
+    def test_little_text_gives_a_smaller_one(self, name: str) -> None:
+        little = TextFacts(bytes=6_000_000, tokens=1_500_000)
+        assert plan(name, 600, text=little)[1].parameters <= 2.5 * 1_500_000 < plan(name, 600)[1].parameters
 
     def test_a_processor_trains_a_smaller_one(self, name: str) -> None:
         assert plan(name, 600, CPU)[1].total_parameters < plan(name, 600)[1].total_parameters / 10

@@ -175,11 +175,13 @@ def evaluate_sizes(
         )
 
 
-def choose_size(sizes: Sequence[SizeEstimate], device: str) -> SizeEstimate:
-    """Return the size with the lowest expected loss."""
+def choose_size(sizes: Sequence[SizeEstimate], max_parameters: float, device: str) -> SizeEstimate:
+    """Return the size with the lowest expected loss of those up to `max_parameters`, or the smallest."""
     if not sizes:
         raise ResourceError(f"no model fits into the memory of {device}; use another device")
-    return min(sizes, key=lambda size: size.loss)
+    smallest = min(size.parameters for size in sizes)
+    limit = max(max_parameters, smallest)
+    return min((size for size in sizes if size.parameters <= limit), key=lambda size: size.loss)
 
 
 def list_shapes(

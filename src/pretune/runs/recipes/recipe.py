@@ -26,12 +26,15 @@ VOCAB_AT, VOCAB_PARAMETERS = 8192, 20e6
 
 By the loss for each byte, 8,192 pieces beat 16,384 at 18M parameters, and 2,048 at 0.7M.
 """
-BATCH_FACTOR = 7.6
-"""Tokens of a step, in square roots of the tokens of the run: 131,072 at 300M."""
+BATCH_FACTOR = 3.8
+"""Tokens of a step, in square roots of the tokens of the run: 32,768 at 100M tokens, 65,536 at 300M.
+
+Of 32,768, 65,536 and 131,072 the smallest had the lowest loss after 109M tokens: 2.37, 2.43 and 2.55 (bench/log.md).
+"""
 MIN_STEPS = 300
 MIN_BATCH, MAX_BATCH = 1024, 131_072
-MAX_NEW_EPOCHS = 4.0
-"""Epochs from which the text is called small: dropout and a stronger decay take the place of new text."""
+MAX_PARAMETERS = 2.5
+"""Parameters of the blocks for each token of the text: at 13M tokens, 31.5M parameters were as good as 50M."""
 
 
 Extras = Mapping[str, tuple[Any, str]]
@@ -42,6 +45,7 @@ Extras = Mapping[str, tuple[Any, str]]
 class Regularization:
     """Dropout and weight decay where text is much, and where it is repeated often; None: the model has no dropout."""
 
+    epochs: float = 4.0  # more than these are often
     dropout: tuple[float, float] | None = (0.0, 0.1)
     decay: tuple[float, float] = (0.1, 0.3)
 
@@ -88,7 +92,7 @@ class ShapeRecipe:
                 targets=self.targets,
             )
         ]
-        size = choose_size(sizes, facts.device.name)
+        size = choose_size(sizes, MAX_PARAMETERS * facts.text.tokens, facts.device.name)
         self._choose_shape(plan, size, len(sizes))
         plan.note(
             "model.vocab",
@@ -135,14 +139,15 @@ class ShapeRecipe:
             round_to_power(min(BATCH_FACTOR * tokens**0.5, tokens / MIN_STEPS), MIN_BATCH, MAX_BATCH),
             f"grows with the square root of the {format_number(tokens)} tokens, in at least {MIN_STEPS} steps",
         )
-        is_repeated = size.epochs > MAX_NEW_EPOCHS
-        epochs = f"{size.epochs:.2g} epochs are {'more' if is_repeated else 'fewer'} than {MAX_NEW_EPOCHS:g}"
+        border = self.regularization.epochs
+        is_repeated = size.epochs > border
+        epochs = f"{size.epochs:.2g} epochs are {'more' if is_repeated else 'fewer'} than {border:g}"
         decay = self.regularization.decay[is_repeated]
         plan.choose(
             "train.optimizer", {"kind": "muon", "weight_decay": decay}, f"for the matrices of the blocks; {epochs}"
         )
         plan.choose(
-            "train.lr", self.lr, "as in encoders of 20 seconds to 9 minutes on an H200; twice as much was worse"
+            "train.lr", self.lr, "in encoders of 6 PFLOP twice as much was level, and half of it 0.11 nats worse"
         )
         plan.choose(
             "train.schedule",
