@@ -37,6 +37,13 @@ SHOTS = [Example(text="sea", target="quiet"), Example(text="house", target="old"
 ASKED = [Example(text="the quiet sea", target="old"), Example(text="book", target="odd"), Example(text="Had nobody")]
 
 
+def test_every_prompt_is_that_of_a_task_with_answers_to_write() -> None:
+    for name in written_module.PROMPTS:
+        assert isinstance(get_type(TASKS.get(name)).scoring.evaluator, AnswerPrompt), name
+    languages = {name: written_module.PROMPTS[name].text for name in TASKS if name.startswith("wmt")}
+    assert len(set(languages.values())) == len(languages) == 3
+
+
 def slowly(family: str, text: str, given: bool, most: int) -> str:
     """The likeliest token again and again, the whole of it read anew each time."""
     model = scorer(family)

@@ -150,6 +150,7 @@ def test_every_prompt_has_an_answer_for_every_label() -> None:
             assert name in PROMPTS and len(prompt.answers) == len(task.labels), name
             assert len(set(prompt.answers)) == len(prompt.answers), name
         else:
+            assert name not in PROMPTS
             with pytest.raises(UsageError, match=f"'{name}'.*{task.kind}"):
                 get_prompt(task)
 

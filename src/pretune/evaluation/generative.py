@@ -38,6 +38,7 @@ BATCH_EXAMPLES = {"cpu": 64, "cuda": 4096}
 """Examples per chunk; large on CUDA, where graphs are captured per length and reused inside a chunk."""
 
 _ARTICLE = PromptTemplate(text="Article: {text}\nSummary: {answer}")
+_GERMAN = PromptTemplate(text="English: {text}\nGerman: {answer}")
 PROMPTS: Mapping[str, PromptTemplate] = {
     "squad2": PromptTemplate(
         text="{pair}\nQuestion: {text} (If the text does not say it, the answer is 'unanswerable'.)\nAnswer: {answer}"
@@ -45,7 +46,12 @@ PROMPTS: Mapping[str, PromptTemplate] = {
     "xsum": _ARTICLE,
     "cnndm": _ARTICLE,
     "samsum": PromptTemplate(text="{text}\nSummary: {answer}"),
-    "multi30k": PromptTemplate(text="English: {text}\nGerman: {answer}"),
+    **dict.fromkeys(("triviaqa", "nq_open", "eli5"), PromptTemplate(text="Question: {text}\nAnswer: {answer}")),
+    "coqa": PromptTemplate(text="{pair}\n{text}\nA: {answer}"),
+    "convai2": PromptTemplate(text="{text}\n{answer}"),
+    **dict.fromkeys(("multi30k", "wmt14_en_de"), _GERMAN),
+    "wmt14_en_fr": PromptTemplate(text="English: {text}\nFrench: {answer}"),
+    "wmt16_en_ro": PromptTemplate(text="English: {text}\nRomanian: {answer}"),
 }
 """Prompts by task; others have that of their type."""
 

@@ -163,14 +163,9 @@ PROMPTS: Mapping[str, PromptTemplate] = {
     "winogrande": PromptTemplate(text="{before}{answer}{after}", scored_part="after"),
     "record": PromptTemplate(text="{text}\n{before}{answer}{after}", scored_part="both"),
     **dict.fromkeys(
-        ("arc", "arc_easy", "arc_challenge", "commonsenseqa", "triviaqa", "nq_open", "eli5"),
-        _build("Question: {text}\nAnswer: {answer}"),
+        ("arc", "arc_easy", "arc_challenge", "commonsenseqa"), _build("Question: {text}\nAnswer: {answer}")
     ),
-    "coqa": _build("{pair}\n{text}\nA: {answer}"),
-    **dict.fromkeys(("convai2", "convai2_choice"), _build("{text}\n{answer}")),
-    "wmt14_en_de": _build("English: {text}\nGerman: {answer}"),
-    "wmt14_en_fr": _build("English: {text}\nFrench: {answer}"),
-    "wmt16_en_ro": _build("English: {text}\nRomanian: {answer}"),
+    "convai2_choice": _build("{text}\n{answer}"),
 }
 """Prompts by task, with the answers in the order of the task's labels."""
 
