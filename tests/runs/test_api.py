@@ -1,5 +1,6 @@
 """The public functions: explicit signatures, documented arguments, suggestions for unknown ones."""
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -11,8 +12,20 @@ import pretune as pt
 from pretune.adaptation.adapted import HeadKind
 from pretune.adaptation.heads import HEADS
 from pretune.core.api import UnknownArgumentError
+from pretune.runs.options import PrepareOptions, PretrainOptions, VectorsOptions
+from pretune.runs.task_options import EmbeddingOptions, EvaluateOptions, FinetuneOptions
+from pretune.studies.options import CompareOptions
 
-FUNCTIONS = (pt.pretrain, pt.finetune, pt.evaluate, pt.train_embeddings, pt.export, pt.verify, pt.add_head)
+OPTIONS: dict[Any, type] = {
+    pt.prepare: PrepareOptions,
+    pt.pretrain: PretrainOptions,
+    pt.finetune: FinetuneOptions,
+    pt.evaluate: EvaluateOptions,
+    pt.train_embeddings: EmbeddingOptions,
+    pt.train_vectors: VectorsOptions,
+    pt.compare: CompareOptions,
+}
+FUNCTIONS = (*OPTIONS, pt.export, pt.verify, pt.add_head)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: str(function.__name__))
@@ -23,6 +36,16 @@ def test_every_argument_is_typed_and_documented(function: Any) -> None:
     parameters = inspect.signature(function).parameters
     assert documented == [*parameters]
     assert all(one.kind is not one.VAR_KEYWORD and one.annotation is not one.empty for one in parameters.values())
+
+
+@pytest.mark.parametrize("function", OPTIONS, ids=lambda function: str(function.__name__))
+def test_arguments_are_those_of_the_options(function: Any) -> None:
+    fields = {field.name: field for field in dataclasses.fields(OPTIONS[function])}
+    parameters = inspect.signature(function).parameters
+    assert [*parameters] == [*fields]
+    for name, parameter in parameters.items():
+        assert parameter.annotation == fields[name].type, name
+        assert parameter.default in (inspect.Parameter.empty, fields[name].default), name
 
 
 @pytest.mark.parametrize(

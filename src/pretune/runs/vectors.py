@@ -25,11 +25,22 @@ _PART_BYTES = 2**24  # bytes per part of the corpus
 
 @take_options(VectorsOptions, required_names=["inputs"])
 def train_vectors(options: VectorsOptions) -> WordVectors:
-    """Train word vectors on a corpus (files, folders, globs or built-in names) and write them to `out`.
+    """Train word vectors on a corpus, and write them in word2vec's text format.
 
-    Kinds: word2vec (`mode` skip_gram or cbow), glove, ppmi (counts and a singular value decomposition). Options that
-    are None take the defaults of the paper. `min_count` is the minimum frequency of a word, `max_words` the vocabulary
-    size. The file has word2vec's text format. `progress` is called with the share of the corpus read.
+    Args:
+        inputs: Text: files, folders, globs, or built-in names.
+        out: File of the vectors; None: they are only returned.
+        kind: "word2vec", "glove", or "ppmi" (counts and a singular value decomposition).
+        mode: Of word2vec: "skip_gram" or "cbow".
+        width: Width of the vectors; None, here and below: the paper's.
+        window: Words on each side that are the context of a word.
+        epochs: Passes over the text.
+        min_count: Minimum frequency of a word.
+        max_words: Size of the vocabulary.
+        seed: Seed of the training.
+        by: Unit of a document.
+        field: Text field of tables.
+        progress: Callback with the share of the corpus that is read.
     """
     return run_vectors(options)
 
