@@ -13,8 +13,8 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 61_800,
-    "files": 419,
+    "code lines": 61_900,
+    "files": 420,
     "import circles": 0,
     "functions of 60 and more lines": 3,
     "functions with 12 and more arguments": 12,
@@ -27,7 +27,7 @@ CEILINGS = {
     "fields of Trainer": 10,
     "methods of TaskType": 20,
     "fields of TaskType": 8,
-    "code lines of tests": 55_700,
+    "code lines of tests": 55_800,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")

@@ -21,8 +21,10 @@ class ExportOptions(Options):
         "Run, Hugging Face directory, hf:OWNER/NAME, or `pretune list models`. Of several runs, the mean weights.",
         is_required=True,
     )
-    to: Literal["hf", "onnx", "gguf"] = option(
-        "--to", "Format: a Hugging Face directory, ONNX files, or a GGUF file.", is_required=True
+    to: Literal["hf", "compact", "onnx", "gguf"] = option(
+        "--to",
+        "Format: a Hugging Face directory, one with 8-bit weights, ONNX files, or a GGUF file.",
+        is_required=True,
     )
     out: Path = option("--out PATH", "Output directory, or a file NAME.onnx or NAME.gguf.", is_required=True)
     dtype: DtypeName | None = option("--dtype", "Data type of the weights (default: unchanged).")
@@ -58,7 +60,7 @@ def export(options: ExportOptions, output: OutputFormat) -> None:
     details = ("omitted_parts", "files", "difference", "quantized_difference")
     facts |= {name: value for name, value in result.to_dict().items() if name in details and value not in (None, [])}
     print_facts(output, facts, f"{out}: {result.architecture}, {result.parameters:,} parameters in {result.dtype}")
-    if to == "hf":
+    if to in ("hf", "compact"):
         hint("verify", out, silent=output.as_json)
     elif to == "onnx" and not output.as_json:
         log.print_result(f"{', '.join(result.files)}: largest difference from the model {result.difference:.1e}")

@@ -20,7 +20,7 @@ from pretune.core.errors import CheckpointError, PretuneError, UsageError, refus
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir, get_path
 from pretune.exporters.hf import check_embedding, choose_head, set_task_tokenizer, write_hf
-from pretune.exporters.output import ExportCard, check_suffix, find_base
+from pretune.exporters.output import ExportCard, ExportFormat, check_suffix, find_base
 from pretune.inference.text_model import get_language_model
 from pretune.models import tensor_files
 from pretune.models.families import FAMILIES
@@ -68,7 +68,7 @@ def export(
     model: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     out: str | os.PathLike[str],
-    to: Literal["hf", "onnx", "gguf"] = "hf",
+    to: Literal["hf", "compact", "onnx", "gguf"] = "hf",
     dtype: ExportDtype | None = None,
     quantize: Literal["int8"] | None = None,
     base: str | os.PathLike[str] | None = None,
@@ -84,6 +84,7 @@ def export(
         to: Format; "hf" is a Hugging Face directory, "onnx" one with `onnx/model.onnx` instead of weights, which
             onnxruntime, optimum and sentence-transformers run (extra `onnx`). Its outputs are checked against the
             model's. "gguf" is a directory with `model.gguf`, which llama.cpp reads; for decoders in the shape of Llama.
+            "compact" is a directory with 8 bits for each weight of a matrix, which only pretune reads.
         dtype: Data type of the weights; None: unchanged, and float32 in ONNX.
         quantize: "int8": with `to="onnx"`, also write files with 8-bit weights; with `to="gguf"`, write Q8_0.
         base: Directory of an adapter's base model, if it was moved.
@@ -94,11 +95,13 @@ def export(
             overflow in `dtype`, or the weights of several runs cannot be averaged.
         CheckpointError: the model is damaged, or the outputs of its ONNX files differ from its own.
     """
-    if to not in ("hf", "onnx", "gguf"):
-        raise UsageError(f"unknown export format {format_value(to)} (allowed: hf, onnx, gguf)")
+    if to not in ("hf", "compact", "onnx", "gguf"):
+        raise UsageError(f"unknown export format {format_value(to)} (allowed: hf, compact, onnx, gguf)")
+    if to == "compact" and dtype not in (None, "float32"):
+        raise UsageError(f"compact directories have 8 bits for each weight, got dtype {format_value(dtype)}; omit it")
     if to == "onnx" and dtype not in (None, "float32"):
         raise UsageError(f"ONNX files are in float32, got dtype {format_value(dtype)}; use quantize='int8', or hf")
-    if to == "hf" and quantize is not None:
+    if to in ("hf", "compact") and quantize is not None:
         raise UsageError("int8 weights exist in ONNX and GGUF only; set the format to onnx or gguf, or omit quantize")
     paths = [model] if isinstance(model, str | os.PathLike) else [*model]
     if not paths:
@@ -135,7 +138,7 @@ def export(
     for name, tensor in checkpoint.iterate_weights(loaded_model):
         if not torch.isfinite(tensor).all():
             raise UsageError(f"{directory}: '{name}' overflows in {dtype_name}; use --dtype bfloat16 or float32")
-    exported_model = export_to.write_hf(dtype_name, overwrite=overwrite)
+    exported_model = export_to.write_hf(dtype_name, overwrite=overwrite, compact=to == "compact")
     if len(directories) > 1:  # the settings, by which the model is evaluated
         RunDir(target).write_settings(RunDir(directory).locate_settings().tree)
     return exported_model
@@ -149,14 +152,15 @@ class _Export:
     target: Path
     omitted_parts: tuple[str, ...]
 
-    def write_hf(self, dtype: str, *, overwrite: bool) -> ExportedModel:
-        """Write a directory that transformers or sentence-transformers reads."""
+    def write_hf(self, dtype: str, *, overwrite: bool, compact: bool) -> ExportedModel:
+        """Write a directory that transformers or sentence-transformers reads, or a compact one."""
         model, body = self.card.model, self.card.body
         check_embedding(body)
         head = choose_head(model, self.card.saved_task) if isinstance(model, ModelWithHead) else None
         class_name, count = self._describe(head)
         has_modules = bool(body.assets.modules if head is None else head.modules)
-        card = replace(self.card, form="sentence-transformers" if has_modules else "hf", class_name=class_name)
+        form: ExportFormat = "compact" if compact else "sentence-transformers" if has_modules else "hf"
+        card = replace(self.card, form=form, class_name=class_name)
         write_hf(card, head, self.target, overwrite=overwrite)
         omitted_parts = self.omitted_parts
         for part in omitted_parts:
@@ -166,7 +170,7 @@ class _Export:
             if part in body.spec.parts:
                 log.warn(f"{class_name} leaves out {description}; it is saved, but only pretune uses it")
                 omitted_parts = (*omitted_parts, description)
-        return ExportedModel(self.target, class_name, count, dtype, omitted_parts)
+        return ExportedModel(self.target, class_name, count, "int8" if compact else dtype, omitted_parts)
 
     def write_onnx(self, quantize: Literal["int8"] | None, *, overwrite: bool) -> ExportedModel:
         """Write ONNX files; a model without a Hugging Face class has a config that only pretune reads."""

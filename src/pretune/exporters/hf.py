@@ -80,7 +80,7 @@ def write_hf(card: ExportCard, head: SavedHead | None, target: Path, *, overwrit
     if body.assets.modules if head is None else head.modules:
         set_pad_token(body)
     with io.atomic_directory(target, overwrite=overwrite, owner=checkpoint.find_owner(target)) as folder:
-        checkpoint.save(body, folder, overwrite=True, head=head)
+        checkpoint.save(body, folder, overwrite=True, head=head, compact=card.form == "compact")
         if card.saved_task is not None:
             card.saved_task.write(folder)  # NOTE: without the settings, which name the user's files
         write_card(card, folder, target)

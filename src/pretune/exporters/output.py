@@ -26,7 +26,7 @@ SIGNATURE = "Written by `pretune export`."
 TEXT, PAIR = '"a lovely film"', '"a lovely film", "a fine film"'
 MAX_LABELS = 50
 """Maximum number of labels that are listed."""
-ExportFormat = Literal["hf", "sentence-transformers", "onnx", "gguf"]
+ExportFormat = Literal["hf", "sentence-transformers", "compact", "onnx", "gguf"]
 SUFFIXES = {".onnx": "onnx", ".gguf": "gguf"}
 """Suffixes of files, and the formats that write them."""
 PIPELINES = {
@@ -61,7 +61,7 @@ class ExportCard:
 
     def build(self) -> str:
         """Return the text of README.md."""
-        library = "transformers" if self.form == "hf" else self.form
+        library = {"hf": "transformers", "compact": "pretune"}.get(self.form, self.form)
         kind = None if self.head is None else config.get_kind(self.head)
         header = ["---", f"library_name: {library}", f"tags: [pretune, {self.body.spec.family}]"]
         if kind in PIPELINES:
@@ -96,6 +96,8 @@ class ExportCard:
             notes.append("- The tag of a word is that of its first token.")
         if self.saved_task is not None and self.saved_task.threshold is not None:
             notes.append(f"- A label is predicted from a probability of {self.saved_task.threshold:.3g}.")
+        if self.form == "compact":
+            notes.append("- Matrices have 8 bits for each weight; `pretune export --to hf` writes them in float32.")
         if self.form in ("hf", "sentence-transformers"):
             notes.append('- `pretune.load(".")` loads it too.')
         return notes
@@ -103,6 +105,8 @@ class ExportCard:
     def _list_code(self, kind: str | None) -> list[str]:
         if self.code:
             return self.code.splitlines()
+        if self.form == "compact":
+            return ["import pretune", 'model = pretune.load(".")']
         if self.form == "onnx":
             return list_onnx_code(self.body, has_head=kind is not None, is_choice=kind == "choice")
         if self.form == "sentence-transformers":

@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -24,6 +24,7 @@ from pretune.core.config import read_record
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.core.hub import WeightIndex
+from pretune.models.compact import COMPACT_FILE, join_scales, restore_rows
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 
 if TYPE_CHECKING:
@@ -50,18 +51,25 @@ so that no class of transformers loads it without the head."""
 CHUNK_VALUES = 1 << 22
 """Values checked at a time, to bound memory."""
 
-WEIGHT_FILES = (SINGLE_FILE, INDEX_FILE, BODY_FILE, "model-?????-of-?????.safetensors")
+WEIGHT_FILES = (SINGLE_FILE, INDEX_FILE, BODY_FILE, COMPACT_FILE, "model-?????-of-?????.safetensors")
 """Patterns of the files that `write_shards` writes."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Header of a tensor: file, key, shape and dtype (as safetensors names it)."""
+    """Header of a tensor: file, key, shape and dtype (as safetensors names it), and the key of its scales."""
 
     file: Path
     key: str
     shape: tuple[int, ...]
     dtype: str
+    scale: str | None = None
+
+    def with_scale(self, scale: "TensorInfo") -> "TensorInfo":
+        """Return the header of a matrix in 8 bits, which is read as float32."""
+        if scale.file != self.file or len(self.shape) != 2:
+            raise CheckpointError(f"{self.file}: tensor {format_value(self.key)}: its scales are not those of a matrix")
+        return replace(self, dtype="F32", scale=scale.key)
 
 
 def read_headers(folder: Path) -> dict[str, TensorInfo]:
@@ -77,7 +85,7 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     for key, name in _read_index(folder).items():
         if key not in infos or infos[key].file.name != name:
             raise CheckpointError(f"{folder / name}: tensor {format_value(key)} is missing, but {INDEX_FILE} lists it")
-    return infos
+    return join_scales(infos)
 
 
 def list_weight_files(folder: Path) -> list[Path]:
@@ -91,7 +99,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 def find_main_file(folder: Path) -> Path:
     """Return the single weight file of a directory, or the index of its shards."""
-    for name in (SINGLE_FILE, INDEX_FILE, BODY_FILE):
+    for name in (SINGLE_FILE, INDEX_FILE, BODY_FILE, COMPACT_FILE):
         if (folder / name).is_file():
             return folder / name
     try:
@@ -141,7 +149,8 @@ def read_tensors(infos: Iterable[TensorInfo]) -> Iterator[Tensor]:
     for file, entries in itertools.groupby(infos, key=lambda entry: entry.file):
         with open_tensors(file) as tensors:
             for entry in entries:
-                yield tensors.get_tensor(entry.key)
+                tensor = tensors.get_tensor(entry.key)
+                yield tensor if entry.scale is None else restore_rows(tensor, tensors.get_tensor(entry.scale))
 
 
 def are_equal(first: TensorInfo, second: TensorInfo) -> bool:

@@ -23,6 +23,7 @@ from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
 from pretune.models.catalog import AnyModel
+from pretune.models.compact import COMPACT_FILE, compress
 from pretune.models.families import FAMILIES, find_by_model_type, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
 from pretune.models.hf.config import HfConfig, is_equivalent
@@ -126,16 +127,18 @@ def save(
     overwrite: bool = False,
     shard: int = SHARD_BYTES,
     head: SavedHead | None = None,
+    compact: bool = False,
 ) -> None:
     """Write a model directory atomically; `transformers` can load it if it has the family.
 
-    The second model of a pair is written to a folder inside the directory.
+    The second model of a pair is written to a folder inside the directory. With `compact`, matrices have 8 bits for
+    each weight, which only pretune reads.
     """
     parts = {"": model} if isinstance(model, LanguageModel) else model.get_models_by_folder()
     with io.atomic_directory(Path(directory), overwrite=overwrite, owner=find_owner(directory)) as folder:
         for name, part in parts.items():
             (folder / name).mkdir(exist_ok=True)
-            _write(part, folder / name, shard, head)
+            _write(part, folder / name, shard, head, compact=compact)
 
 
 def find_owner(directory: str | Path) -> str | None:
@@ -145,7 +148,7 @@ def find_owner(directory: str | Path) -> str | None:
     return "model" if any(any(folder.glob(pattern)) for pattern in SAVED_FILES) else None
 
 
-def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | None) -> None:
+def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | None, *, compact: bool) -> None:
     """Write the files of one model and their manifest."""
     if any(getattr(module, "is_adapter", False) is True for module in model.modules()):
         raise UsageError(
@@ -167,7 +170,10 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
         tensors = {head.prefix + name: tensor for name, tensor in tensors.items()} | dict(head.tensors)
     assets, modules = dict(model.assets.files), model.assets.modules if head is None else head.modules
     io.write_json(folder / CONFIG_FILE, hf_config)
-    if head is not None and head.modules:
+    if compact:
+        weight_files = [COMPACT_FILE]
+        tensor_files.save_tensors(compress(tensors), folder / COMPACT_FILE)
+    elif head is not None and head.modules:
         weight_files = [tensor_files.BODY_FILE]
         tensor_files.save_tensors(tensors, folder / tensor_files.BODY_FILE)
     else:
