@@ -49,17 +49,17 @@ def compress(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def join_scales(infos: Mapping[str, "TensorInfo"]) -> dict[str, "TensorInfo"]:
     """Return the headers of the matrices and vectors, those in 8 bits with their scales: they are read as float32."""
-    joined = {}
+    matrices = {}
     for name, info in infos.items():
         if name.endswith(SCALE) and name.removesuffix(SCALE) in infos:
             continue
         scale = infos.get(name + SCALE)
         if scale is None:
-            joined[name] = info
+            matrices[name] = info
             continue
         if info.dtype != DTYPE or scale.dtype != "F32" or scale.shape != info.shape[:1]:
             raise CheckpointError(
                 f"{info.file}: tensor {format_value(name)} in 8 bits needs a scale in F32 for each of its rows"
             )
-        joined[name] = info.with_scale(scale)
-    return joined
+        matrices[name] = info.with_scale(scale)
+    return matrices
