@@ -7,21 +7,13 @@ integers without their scales.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from pretune.core.config.read import format_value
-from pretune.core.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from pretune.models.tensor_files import TensorInfo
-
 COMPACT_FILE = "model.int8.safetensors"
 SCALE = ".row_scale"
 """End of the name of a tensor with the scales of another."""
-DTYPE = "I8"
 LARGEST = 127
 
 
@@ -45,21 +37,3 @@ def compress(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         else:
             small[name] = tensor
     return small
-
-
-def join_scales(infos: Mapping[str, "TensorInfo"]) -> dict[str, "TensorInfo"]:
-    """Return the headers of the matrices and vectors, those in 8 bits with their scales: they are read as float32."""
-    matrices = {}
-    for name, info in infos.items():
-        if name.endswith(SCALE) and name.removesuffix(SCALE) in infos:
-            continue
-        scale = infos.get(name + SCALE)
-        if scale is None:
-            matrices[name] = info
-            continue
-        if info.dtype != DTYPE or scale.dtype != "F32" or scale.shape != info.shape[:1]:
-            raise CheckpointError(
-                f"{info.file}: tensor {format_value(name)} in 8 bits needs a scale in F32 for each of its rows"
-            )
-        matrices[name] = info.with_scale(scale)
-    return matrices

@@ -24,7 +24,7 @@ from pretune.core.config import read_record
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.core.hub import WeightIndex
-from pretune.models.compact import COMPACT_FILE, join_scales, restore_rows
+from pretune.models.compact import COMPACT_FILE, SCALE, restore_rows
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 
 if TYPE_CHECKING:
@@ -85,7 +85,25 @@ def read_headers(folder: Path) -> dict[str, TensorInfo]:
     for key, name in _read_index(folder).items():
         if key not in infos or infos[key].file.name != name:
             raise CheckpointError(f"{folder / name}: tensor {format_value(key)} is missing, but {INDEX_FILE} lists it")
-    return join_scales(infos)
+    return _join_scales(infos)
+
+
+def _join_scales(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """Return the headers of the matrices and vectors, those in 8 bits with their scales: they are read as float32."""
+    matrices = {}
+    for name, info in infos.items():
+        if name.endswith(SCALE) and name.removesuffix(SCALE) in infos:
+            continue
+        scale = infos.get(name + SCALE)
+        if scale is None:
+            matrices[name] = info
+            continue
+        if info.dtype != "I8" or scale.dtype != "F32" or scale.shape != info.shape[:1]:
+            raise CheckpointError(
+                f"{info.file}: tensor {format_value(name)} in 8 bits needs a scale in F32 for each of its rows"
+            )
+        matrices[name] = info.with_scale(scale)
+    return matrices
 
 
 def list_weight_files(folder: Path) -> list[Path]:
