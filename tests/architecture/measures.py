@@ -13,12 +13,12 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 61_900,
-    "files": 420,
+    "code lines": 66_000,
+    "files": 445,
     "import circles": 0,
     "functions of 60 and more lines": 3,
     "functions with 12 and more arguments": 12,
-    "dict[str, Any] and Mapping[str, Any]": 173,
+    "dict[str, Any] and Mapping[str, Any]": 178,
     "# fmt: skip": 38,
     "**x: Any": 8,
     "**x: Any in runs": 0,
@@ -27,7 +27,7 @@ CEILINGS = {
     "fields of Trainer": 10,
     "methods of TaskType": 20,
     "fields of TaskType": 8,
-    "code lines of tests": 55_800,
+    "code lines of tests": 58_800,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")
