@@ -25,6 +25,7 @@ TAGS = [["B-PER", "I-PER", "O", "B-LOC"], ["O", "B-ORG", "B-PER", "O"]]
 CHOICES = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [1.0, 0.0]]
 GROUPS = [[1, 0, 0], [0, 1], [1, 1]]
 TREES = [[(2, "nsubj"), (0, "root"), (2, "obj")], [(0, "root"), (1, "advmod")]]
+CLUSTERS = [[["a", "b"], ["c", "d", "e"]], [["a", "b"]]]
 RELEVANT = [{"a": 2, "b": 1}, {"c": 1}]
 
 PERFECT: dict[str, tuple[Any, Any]] = {
@@ -39,6 +40,7 @@ PERFECT: dict[str, tuple[Any, Any]] = {
     **each(("tag_accuracy", "entity_f1", "entity_f1_strict", "argument_f1"), (TAGS, TAGS)),
     "multilabel_f1": ([["a", "b"], ["c"], ["a"]], [["b", "a"], ["c"], ["a"]]),
     "attachment": (TREES, TREES),
+    "coreference": (CLUSTERS, CLUSTERS),
     **each(("ndcg", "mrr", "recall"), (RELEVANT, [["a", "b"], ["c"]])),
 }
 # And predictions that are wrong in every way.
@@ -56,6 +58,7 @@ WRONG: dict[str, Any] = {
         [["O", "O", "B-X", "O"], ["B-X", "O", "O", "I-X"]],
     ),
     "attachment": [[(0, "x"), (1, "x"), (1, "x")], [(2, "x"), (0, "x")]],
+    "coreference": [[["x", "y"]], []],
     **each(("ndcg", "mrr", "recall"), [["x"], ["a", "b"]]),
     "multilabel_f1": [["c"], ["a", "b"], []],
 }

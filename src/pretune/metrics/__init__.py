@@ -63,6 +63,7 @@ METRICS: Registry[Metric] = Registry(
         "entity_f1_strict": "pretune.metrics.entities:entity_f1_strict",
         "argument_f1": "pretune.metrics.entities:argument_f1",
         "attachment": "pretune.metrics.entities:attachment",
+        "coreference": "pretune.metrics.coreference:coreference",
         "rouge": "pretune.metrics.generation:rouge",
         "rouge_stemmed": "pretune.metrics.generation:rouge_stemmed",
         "bleu": "pretune.metrics.generation:bleu",
@@ -83,6 +84,7 @@ METRIC_INPUTS: Mapping[str, str] = {
         "probabilities": ("calibration_error",),
         "tags": ("tag_accuracy", "entity_f1", "entity_f1_strict", "argument_f1", "multilabel_f1"),
         "trees": ("attachment",),
+        "clusters": ("coreference",),
         "answers": ("squad", "squad2", "exact_match", "triviaqa", "coqa", "answer_f1", "record"),
         "texts": ("rouge", "rouge_stemmed", "bleu", "chrf"),
     }.items()
