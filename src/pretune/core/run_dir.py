@@ -155,6 +155,7 @@ class RunDir:
         self.metrics = path / "metrics.jsonl"
         self.task = path / "task.json"
         self.data = path / "data"  # prepared from the text of a recipe
+        self.initial = path / "initial"  # model that a recipe continues, with a new vocabulary
         self.trials = path / "trials"
         self.trial = path / "trial.json"  # facts of a finished trial
         self.predictions = path / "predictions.jsonl"
@@ -236,7 +237,8 @@ class RunDir:
         if self.has_checkpoints or self.is_finetuned:
             raise UsageError(f"{self.path}: already holds a run; use --resume, or choose another --out")
         if not self.settings.exists():
-            refuse_other_files(self.path, {self.data.name} if (self.data / PREPARED_FILE).is_file() else ())
+            own_names = (self.data.name, self.initial.name) if (self.data / PREPARED_FILE).is_file() else ()
+            refuse_other_files(self.path, own_names)
         if self.model_config.exists():
             raise UsageError(f"{self.path}: already holds a model; choose another --out")
 

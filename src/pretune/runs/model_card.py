@@ -45,7 +45,7 @@ def build_pretraining_card(
         family=settings.model.family,
         objective=get_kind(settings.objective),
         languages=f"language: [{', '.join(languages[:20])}]\n" if languages else "",
-        init=_describe_init(settings),
+        init=_describe_init(settings, plan),
         training=_format_pairs(facts.build_pretraining_rows(settings.to_dict(), summary)),
         choices="" if plan is None else _format_choices(plan),
         samples=_format_samples(lines),
@@ -58,11 +58,13 @@ def build_pretraining_card(
     )
 
 
-def _describe_init(settings: PretrainConfig) -> str:
-    """Return the weights that a run started from."""
+def _describe_init(settings: PretrainConfig, plan: Facts | None) -> str:
+    """Return the weights that a run started from; of a recipe, the model that it continued."""
     start, teacher = settings.train.init_from, getattr(settings.objective, "teacher", None)
     if teacher is not None:
         return f"as the student of `{escape_markdown(teacher)}`"
+    if start is not None and plan is not None:
+        start = next(choice["value"] for choice in plan["choices"] if choice["path"] == "model")
     return "from scratch" if start is None else f"from the weights of `{escape_markdown(start)}`"
 
 

@@ -49,7 +49,8 @@ def pretrain(options: PretrainOptions) -> PretrainedRun:
     Give one length: `steps`, `tokens`, `epochs` or `budget`. Defaults are those of the model's paper.
 
     A recipe (`pt.pretrain("encoder", text="books/", budget="10m", out="runs/mine")`) chooses everything from the text,
-    the device and the time; the settings and the reasons are in the log and in run.json.
+    the device and the time; the settings and the reasons are in the log and in run.json. With `init_from` it trains
+    that model further: its architecture stays, and its vocabulary, unless `overrides` set `model.vocab`.
 
     Args:
         model: Family and size, such as "bert-mini" (see `pt.list_models`), or "encoder", "decoder", "encoder-decoder":
@@ -63,7 +64,7 @@ def pretrain(options: PretrainOptions) -> PretrainedRun:
         tokens: Number of tokens that the model reads; the last step is the first that reaches it.
         epochs: Number of passes over the data.
         budget: Wall-clock time: "10m", "1h30m", or seconds. The learning rate reaches the end of its schedule then.
-        init_from: Run or Hugging Face directory whose weights training starts from.
+        init_from: Run, Hugging Face directory or installed model ("minilm") whose weights training starts from.
         teacher: Run or Hugging Face directory of a model that the new one imitates; its vocabulary is that of the data.
         resume: Continue the unfinished run in `out`; other arguments may be left out.
         stop_early: End when the validation loss has not fallen for 3 evaluations (`train.patience`), and save the

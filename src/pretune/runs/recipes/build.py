@@ -21,12 +21,13 @@ from pretune.core.io import recover
 from pretune.core.log import format_duration, format_number
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.config import PretrainConfig, read_optimizer, refuse_conflicts
+from pretune.runs.config import PretrainConfig, read_objective, read_optimizer, refuse_conflicts
 from pretune.runs.defaults import build_paper_config, collect_overrides, parse_duration
 from pretune.runs.options import PrepareOptions, PretrainOptions
 from pretune.runs.prepare import run_prepare
 from pretune.runs.recipes import RECIPES
 from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
+from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
 from pretune.runs.recipes.plan import RecipePlan, SizeEstimate
 from pretune.runs.recipes.recipe import ShapeRecipe
 from pretune.runs.training_data import DataFacts
@@ -74,22 +75,34 @@ class PlanRecord(TypedDict):
     expected: Expectation
 
 
-def find_recipe(options: PretrainOptions) -> tuple[ShapeRecipe, float]:
-    """Return the recipe and its time in seconds; options that a recipe has no use for are a UsageError."""
+class RecipeInputs(NamedTuple):
+    """A recipe, its time in seconds, and the model that it continues."""
+
+    recipe: ShapeRecipe
+    budget: float
+    initial: InitialModel | None
+
+
+def find_recipe(options: PretrainOptions) -> RecipeInputs:
+    """Return the inputs of a recipe; options that it has no use for, and an unfit model, are a UsageError."""
     assert options.model is not None
     for name in ("steps", "tokens", "epochs"):
         if getattr(options, name) is not None:
             raise UsageError(f"a recipe takes its length as --budget, not --{name}; or name a model instead")
-    for flag, value in (("--from", options.init_from), ("--teacher", options.teacher), ("--config", options.config)):
+    for flag, value in (("--teacher", options.teacher), ("--config", options.config)):
         if value is not None:
             raise UsageError(f"{flag} needs the name of a model instead of '{options.model}'")
     if options.budget is None:
         raise UsageError(f"the recipe '{options.model}' chooses everything by the time: pass --budget, such as 10m")
     if (options.text is None) == (options.data is None):
         raise UsageError("a recipe takes --text, or --data of `pretune prepare`")
-    refuse_conflicts(options.list_settings(), collect_overrides(options))
-    budget = options.budget
-    return RECIPES.get(options.model), parse_duration(budget) if isinstance(budget, str) else float(budget)
+    overrides, recipe, budget = collect_overrides(options), RECIPES.get(options.model), options.budget
+    refuse_conflicts(options.list_settings(), overrides)
+    initial = None
+    if options.init_from is not None:
+        objective = read_objective(options.objective or recipe.objective)
+        initial = InitialModel.open(os.fspath(options.init_from), options.model, objective, overrides)
+    return RecipeInputs(recipe, parse_duration(budget) if isinstance(budget, str) else float(budget), initial)
 
 
 def list_text(options: PretrainOptions) -> list[StrPath]:
@@ -100,27 +113,32 @@ def list_text(options: PretrainOptions) -> list[StrPath]:
 
 def plan_without_data(options: PretrainOptions, device: DeviceFacts) -> tuple[RecipePlan, SizeEstimate]:
     """Return the plan for a text or data, before anything is made of it."""
-    recipe, budget = find_recipe(options)
+    recipe, budget, initial = find_recipe(options)
     overrides = collect_overrides(options)
     if options.data is not None:
         data = PreparedData.open(options.data)
         text, vocab, share = TextFacts.from_prepared_data(data), data.vocab, 0.0
     else:
-        text, vocab, share = TextFacts.scan(list_text(options)), None, TEXT_SHARE
+        tokenizer = None if initial is None or VOCAB_PATH in overrides else initial.tokenizer
+        text, vocab, share = TextFacts.scan(list_text(options), tokenizer), None, TEXT_SHARE
+        if initial is not None:
+            initial.check_text(text)
     seconds = max(budget * (1 - share) - START_SECONDS[device.device_type], 1.0)
-    return recipe.plan(Facts(text=text, device=device, seconds=seconds), overrides, vocab)
+    return recipe.plan(Facts(text=text, device=device, seconds=seconds), overrides, vocab, initial)
 
 
 def plan_run(
     options: PretrainOptions, run_dir: RunDir, device: torch.device, *, count: int, started_at: float
 ) -> PlannedRun:
     """Prepare the text if there is one, measure the device, and return the settings; `count` is that of devices."""
-    recipe, budget = find_recipe(options)
+    recipe, budget, initial = find_recipe(options)
     overrides = collect_overrides(options)
+    if initial is not None:
+        initial.check_weights()
     device_facts = DeviceFacts.measure(device, count)
     if options.data is None:
         plan, _ = plan_without_data(options, device_facts)
-        data = prepare_text(options, recipe, run_dir.data, plan)
+        data = prepare_text(options, recipe, run_dir.data, plan, initial)
     else:
         data = PreparedData.open(options.data)
     tokenizer, text = Tokenizer.load(data.tokenizer), TextFacts.from_prepared_data(data)
@@ -133,22 +151,31 @@ def plan_run(
             f"a budget of {format_duration(budget)} leaves {format_duration(max(seconds, 0))} for training after the "
             f"text is prepared; use at least {sufficient_budget}, or prepare it first (`pretune prepare`, --data)"
         )
-    plan, size = recipe.plan(Facts(text=text, device=device_facts, seconds=seconds), overrides, tokenizer.vocab)
+    facts = Facts(text=text, device=device_facts, seconds=max(seconds, 1.0))
+    start: dict[str, object] = {"model.name": recipe.family}
+    if initial is None:
+        plan, size = recipe.plan(facts, overrides, tokenizer.vocab)
+    else:
+        path = initial.name
+        if tokenizer.sha256 != initial.tokenizer.sha256:
+            path = str(run_dir.initial)
+            initial.save_with_vocabulary(tokenizer, run_dir.initial)
+        start = {"train.init_from": path}
+        vocab = initial.spec.vocab if path == initial.name else tokenizer.vocab
+        plan, size = recipe.plan(facts, overrides, vocab, initial)
     for choice in plan.choices.values():
         log.info(str(choice))
     settings = {
-        "model.name": recipe.family,
+        **start,
         "objective.kind": options.objective or recipe.objective,
         "data.path": str(data),
         "train.budget": budget,
     }
-    config = build_paper_config(
-        settings,
-        DataFacts.from_prepared_data(data),
-        tokenizer,
-        device.type,
-        merge_settings(plan, overrides, options.objective),
-    )
+    rest = merge_settings(plan, overrides, options.objective)
+    if initial is not None:  # they are those of the model
+        rest.pop(VOCAB_PATH, None)
+        rest = {"data.samples": "documents", "data.length_schedule": None, **rest}
+    config = build_paper_config(settings, DataFacts.from_prepared_data(data), tokenizer, device.type, rest)
     return PlannedRun(config=config, plan=describe_plan(options, plan, size))
 
 
@@ -164,12 +191,19 @@ def merge_settings(plan: RecipePlan, overrides: Mapping[str, object], objective:
     return {**settings, **overrides}
 
 
-def prepare_text(options: PretrainOptions, recipe: ShapeRecipe, out: Path, plan: RecipePlan) -> PreparedData:
-    """Train a tokenizer on the text and prepare it in `out`; what is there of the same text is used again."""
+def prepare_text(
+    options: PretrainOptions, recipe: ShapeRecipe, out: Path, plan: RecipePlan, initial: InitialModel | None = None
+) -> PreparedData:
+    """Train a tokenizer on the text and prepare it in `out`; what is there of the same text is used again.
+
+    The tokenizer of an initial model is used as it is, unless the user has set a size of the vocabulary.
+    """
     inputs = list_text(options)
-    kind, style = recipe.tokenizer
-    vocab: int = plan.choices["model.vocab"].value
+    kind, style = recipe.tokenizer if initial is None else initial.paper.tokenizer[:2]
+    vocab: int = plan.choices[VOCAB_PATH].value
     recover(out)
+    if initial is not None and VOCAB_PATH not in plan.overrides:
+        return run_prepare(PrepareOptions(inputs=inputs, out=out, tokenizer=initial.tokenizer, overwrite=True))
     if (out / "tokenizer").is_dir():
         try:
             return run_prepare(PrepareOptions(inputs=inputs, out=out, tokenizer=out / "tokenizer"))
@@ -187,8 +221,12 @@ def drop_choices(options: PretrainOptions, plan: object, run_dir: RunDir) -> Pre
     record = check_record(PlanRecord, plan, CheckpointError, f"{run_dir.settings}: 'plan'")
     if record["recipe"] != options.model:
         raise CheckpointError(f"{run_dir.path}: made by the recipe '{record['recipe']}', not '{options.model}'")
+    model = next((choice["value"] for choice in record["choices"] if choice["path"] == "model"), None)
+    if options.init_from is not None and os.fspath(options.init_from) != model:
+        raise CheckpointError(f"{run_dir.path}: its model is '{model}'; it cannot be resumed from another")
     rest = {path: value for path, value in (options.overrides or {}).items() if path not in record["overrides"]}
-    return replace(options, model=None, text=None, data=None, objective=None, budget=None, overrides=rest)
+    options = replace(options, model=None, text=None, data=None, init_from=None)
+    return replace(options, objective=None, budget=None, overrides=rest)
 
 
 def describe_plan(options: PretrainOptions, plan: RecipePlan, size: SizeEstimate) -> PlanRecord:
@@ -200,7 +238,7 @@ def describe_plan(options: PretrainOptions, plan: RecipePlan, size: SizeEstimate
             {"path": choice.path, "value": choice.value, "reason": choice.reason} for choice in plan.choices.values()
         ],
         "expected": {
-            "loss": size.loss if RECIPES.get(str(options.model)).has_fit else None,
+            "loss": size.loss if RECIPES.get(str(options.model)).has_fit and options.init_from is None else None,
             "tokens": size.tokens,
             "epochs": size.epochs,
             "flops": size.flops,

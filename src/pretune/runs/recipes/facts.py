@@ -18,8 +18,10 @@ from pretune.core.errors import DataError
 from pretune.core.log import format_count
 from pretune.core.machine import measure_memory
 from pretune.data.prepared_data import PreparedData
+from pretune.inference.text_model import count_unknown
 from pretune.runs.estimate import measure_flops
 from pretune.text.corpora import open_corpus
+from pretune.text.tokenizer import Tokenizer
 
 SCANNED_BYTES = 4_000_000
 """Text that is read; the rest is counted by the size of its files."""
@@ -29,6 +31,8 @@ ACTIVATION_ELEMENTS = 130
 """Elements that a step moves for each token, layer and unit of width: from an MFU of 30 % at width 512 on an H200."""
 EFFICIENCY = {"cpu": 0.45, "cuda": 1.0}
 """Share of the measured rates that training reaches: on a processor, two cores with AVX-512."""
+SAMPLE_BYTES = 200_000
+"""Text that is tokenized to count its tokens."""
 COPIES = 5
 """Copies that are timed."""
 
@@ -39,20 +43,31 @@ class TextFacts:
 
     bytes: int
     tokens: int
+    unknown: float = 0.0  # share of the tokens that a tokenizer does not know
 
     @classmethod
-    def scan(cls, inputs: Sequence[StrPath]) -> "TextFacts":
-        """Return the facts of text files: the start is read, the rest estimated from the size of the files."""
+    def scan(cls, inputs: Sequence[StrPath], tokenizer: Tokenizer | None = None) -> "TextFacts":
+        """Return the facts of text files: the start is read, the rest estimated from the size of the files.
+
+        Without a tokenizer, tokens have the usual length.
+        """
         corpus = open_corpus([os.fspath(name) for name in inputs])
-        documents, n_bytes = corpus.read_documents(), 0
+        documents, n_bytes, sample, sample_bytes = corpus.read_documents(), 0, [], 0
         for document in documents:
             n_bytes += len(document.text.encode(errors="replace"))
+            if sample_bytes < SAMPLE_BYTES:
+                sample.append(document.text[:SAMPLE_BYTES])
+                sample_bytes += len(sample[-1].encode(errors="replace"))
             if n_bytes >= SCANNED_BYTES:
                 break
         if not n_bytes:
             raise DataError("the text is empty; pass files or folders with text")
         size = n_bytes if next(documents, None) is None else max(corpus.bytes or n_bytes, n_bytes)
-        return cls(bytes=size, tokens=round(size / BYTES_PER_TOKEN))
+        if tokenizer is None:
+            return cls(bytes=size, tokens=round(size / BYTES_PER_TOKEN))
+        ids = tokenizer.encode_batch(sample, literal=True).ids
+        unknown = count_unknown(tokenizer, ids) / max(len(ids), 1)
+        return cls(bytes=size, tokens=round(size * len(ids) / sample_bytes), unknown=unknown)
 
     @classmethod
     def from_prepared_data(cls, data: PreparedData) -> "TextFacts":

@@ -1,13 +1,14 @@
 """A recipe: what is particular to one shape of model, and the plan that follows from it and the facts."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pretune.core.log import format_count, format_number
 from pretune.models import catalog
 from pretune.models.spec import Model
 from pretune.runs.recipes.facts import Facts
+from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
 from pretune.runs.recipes.plan import (
     RecipePlan,
     SizeEstimate,
@@ -37,6 +38,8 @@ MAX_PARAMETERS = 2.5
 """Parameters of the blocks for each token of the text: at 13M tokens, 31.5M parameters were as good as 50M."""
 
 
+CONTINUED_LR, CONTINUED_WARMUP = 1e-3, 0.05
+"""Learning rate and warm-up of a model that is trained further."""
 Extras = Mapping[str, tuple[Any, str]]
 """Value and reason of settings by path."""
 
@@ -69,7 +72,8 @@ class ShapeRecipe:
     fit: str = "encoder"
     has_fit: bool = False  # of its own, from runs of this shape; else the loss only compares sizes
     regularization: Regularization = Regularization()
-    complete: Callable[[Mapping[str, int]], Extras] = lambda shape: {}  # further choices of a shape
+    complete: Callable[[Mapping[str, int]], Extras] = lambda shape: {}  # further settings of the model
+    objective_settings: Extras = field(default_factory=dict)
 
     def choose_vocab(self, parameters: float, text_bytes: int) -> int:
         """Return the size of the vocabulary for a number of parameters in the blocks, and a size of the text."""
@@ -77,30 +81,37 @@ class ShapeRecipe:
         return round_to_power(min(pieces, text_bytes / BYTES_PER_PIECE), MIN_VOCAB, MAX_VOCAB)
 
     def plan(
-        self, facts: Facts, overrides: Mapping[str, object], vocab: int | None = None
+        self,
+        facts: Facts,
+        overrides: Mapping[str, object],
+        vocab: int | None = None,
+        initial: InitialModel | None = None,
     ) -> tuple[RecipePlan, SizeEstimate]:
-        """Return the choices, and the size that the model gets. `vocab` is that of an existing tokenizer."""
+        """Return the choices, and the size that the model gets.
+
+        `vocab` is that of an existing tokenizer; an `initial` model keeps its architecture.
+        """
         plan = RecipePlan(overrides)
-        plan.note("model", self.family, self.reason)
-        length = plan.choose("data.max_length", self.length, "short sequences, of which a step has many")
-        sizes = [
-            *evaluate_sizes(
-                facts,
-                read_fits()[self.fit],
-                self._list_specs(plan, facts.text.bytes, vocab),
-                length=length,
-                targets=self.targets,
-            )
-        ]
+        vocab = plan.get_override(VOCAB_PATH, int) if vocab is None else vocab
+        if initial is None:
+            plan.note("model", self.family, self.reason)
+            max_length, specs = self.length, self._list_specs(plan, facts.text.bytes, vocab)
+        else:
+            plan.note("model", initial.name, initial.describe())
+            max_length = min(self.length, initial.spec.max_length or self.length)
+            specs = iter([({}, replace(initial.spec, vocab=vocab or initial.spec.vocab))])
+        length = plan.choose("data.max_length", max_length, "short sequences, of which a step has many")
+        fit = read_fits()[self.fit]
+        sizes = [*evaluate_sizes(facts, fit, specs, length=length, targets=self.targets)]
         size = choose_size(sizes, MAX_PARAMETERS * facts.text.tokens, facts.device.name)
         self._choose_shape(plan, size, len(sizes))
-        plan.note(
-            "model.vocab",
-            size.vocab,
-            f"{format_number(facts.text.bytes)} bytes of text, {format_number(size.parameters)} parameters",
-        )
-        self._choose_training(plan, size)
-        for path, (value, reason) in self.complete(size.settings).items():
+        reason = f"{format_number(facts.text.bytes)} bytes of text, {format_number(size.parameters)} parameters"
+        if initial is not None:
+            reason = initial.explain_vocab(size.vocab, facts.text.bytes / max(facts.text.tokens, 1))
+        plan.note(VOCAB_PATH, size.vocab, reason)
+        self._choose_training(plan, size, is_new=initial is None)
+        extras = {**(self.complete(size.settings) if initial is None else {}), **self.objective_settings}
+        for path, (value, reason) in extras.items():
             plan.choose(path, value, reason)
         return plan, size
 
@@ -108,16 +119,11 @@ class ShapeRecipe:
         self, plan: RecipePlan, text_bytes: int, vocab: int | None
     ) -> Iterator[tuple[Mapping[str, int], Model]]:
         """Yield the shapes to choose from with their specs; without `vocab`, its size follows from shape and text."""
-        vocab = plan.get_override("model.vocab", int) if vocab is None else vocab
         for shape in list_shapes(plan, self.ladder, self.hidden, self.head_width):
             width = shape["width"]
             parameters = shape["depth"] * (4 * width + 3 * shape["hidden"]) * width
             pieces = vocab or self.choose_vocab(parameters, text_bytes)
-            extras = {
-                path: plan.overrides.get(path, value)
-                for path, (value, _) in self.complete(shape).items()
-                if path.startswith("model.")
-            }
+            extras = {path: plan.overrides.get(path, value) for path, (value, _) in self.complete(shape).items()}
             yield shape, catalog.resolve(self.family, {"vocab": pieces, **shape, **extras})
 
     def _choose_shape(self, plan: RecipePlan, size: SizeEstimate, count: int) -> None:
@@ -132,7 +138,7 @@ class ShapeRecipe:
         for name, value in size.settings.items():
             plan.choose(f"model.{name}", value, reasons[name])
 
-    def _choose_training(self, plan: RecipePlan, size: SizeEstimate) -> None:
+    def _choose_training(self, plan: RecipePlan, size: SizeEstimate, *, is_new: bool) -> None:
         tokens = size.tokens
         plan.choose(
             "train.batch_tokens",
@@ -146,13 +152,14 @@ class ShapeRecipe:
         plan.choose(
             "train.optimizer", {"kind": "muon", "weight_decay": decay}, f"for the matrices of the blocks; {epochs}"
         )
-        plan.choose(
-            "train.lr", self.lr, "in encoders of 6 PFLOP twice as much was level, and half of it 0.11 nats worse"
-        )
+        reason = "in encoders of 6 PFLOP twice as much was level, and half of it 0.11 nats worse"
+        if not is_new:
+            reason = f"a third of that of new weights, {self.lr:g}"
+        plan.choose("train.lr", self.lr if is_new else CONTINUED_LR, reason)
         plan.choose(
             "train.schedule",
-            {"kind": "stable", "warmup": self.warmup, "decay": self.decay},
+            {"kind": "stable", "warmup": self.warmup if is_new else CONTINUED_WARMUP, "decay": self.decay},
             "in encoders, a long decay from a stable rate was 0.1 nats better than a linear one",
         )
-        if self.regularization.dropout is not None:
+        if is_new and self.regularization.dropout is not None:
             plan.choose("model.dropout", self.regularization.dropout[is_repeated], epochs)
