@@ -140,6 +140,23 @@ def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], sh
     assert "shots" in found[1]["notes"][-1] and "shots" not in found[1]
 
 
+def test_the_built_in_gaps_and_ones_own(
+    capsys: Capture, runs: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRETUNE_DATA", raising=False)
+    for model in runs.values():
+        for where in ((), (f"--data={tmp_path}",)):
+            (found,) = told(capsys, model, "--task=cloze", "--limit=40", *where)
+            assert found["task"] == "cloze" and found["split"] == "test" and len(found["groups"]) == 10
+            assert found["scores"]["chance"] == 0.25 and found["counts"]["examples"] == 40
+    assert "· arithmetic" in run_command(capsys, ["evaluate", model, "--task=cloze", "--limit=10"]).out
+    own = tmp_path / "own.jsonl"
+    own.write_text('{"text": "The ____ was quiet.", "answer": "sea"}')
+    (found,) = told(capsys, model, "--task=cloze", f"--data={own}")
+    assert "chance" not in found["scores"] and found["counts"]["examples"] == 1
+    assert "nowhere.jsonl" in refused(capsys, 3, model, "--task=cloze", f"--data={tmp_path}/nowhere.jsonl")
+
+
 def test_answers_are_written_where_a_task_asks_for_them(
     capsys: Capture, runs: dict[str, str], shared_data: Path
 ) -> None:

@@ -8,11 +8,12 @@ import pytest
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.finetune.inference import evaluate_run
 from pretune.tasks import TASKS
+from pretune.tasks.types import EVALUATION_ONLY
 from tests.conftest import ROOT
 from tests.runs import tasked
 
 DATA = Path(os.environ.get("PRETUNE_DATA") or ROOT.parent / "shared/data")
-TRAINED = [name for name in TASKS if TASKS.get(name).kind not in ("pairs", "cloze", "retrieval")]
+TRAINED = [name for name in TASKS if TASKS.get(name).kind not in EVALUATION_ONLY]
 FEW = {"task.max_eval_examples": 24, "task.train_examples": 24, "data.max_length": 48}
 
 

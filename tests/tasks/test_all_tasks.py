@@ -15,11 +15,11 @@ from pretune.tasks.example import Example
 from pretune.tasks.predict import predict
 from pretune.tasks.stream import TaskStream
 from pretune.tasks.task import Task, sample_subset
-from pretune.tasks.types import score
+from pretune.tasks.types import EVALUATION_ONLY, score
 from tests.tasks.oracle import perfect
 from tests.tasks.small import model_for, tokenizer
 
-TRAINABLE_TASKS = [name for name in TASKS if TASKS.get(name).kind not in ("pairs", "cloze", "retrieval")]
+TRAINABLE_TASKS = [name for name in TASKS if TASKS.get(name).kind not in EVALUATION_ONLY]
 FAST_TASKS = ("cola", "stsb", "multirc", "squad2", "conll2003", "record", "multi30k")
 QUICK = {("multi30k", "gpt2"), ("rte", "t5"), *((name, "bert") for name in FAST_TASKS)}
 

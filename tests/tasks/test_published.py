@@ -54,7 +54,7 @@ def check(name: str, example: Example) -> None:
                 example.pair[start:end] == text
                 for (start, end), text in zip(example.spans, example.answers, strict=True)
             )
-        case "choice":
+        case "choice" | "cloze-choice":
             assert type(example.label) is int and 0 <= example.label < len(example.choices)
             assert len(example.choices) > 1 and all(choice.strip() for choice in example.choices)
         case "generation" | "cloze":

@@ -9,6 +9,7 @@ Seeds measure the variance of training, the bootstrap that of the test set: repo
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,19 @@ def compute_interval(scores: Sequence[float], *, level: float = 0.95) -> Interva
     std = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
     half = student_t_quantile(level, n - 1) * std / math.sqrt(n)
     return Interval(mean=mean, std=std, low=mean - half, high=mean + half, runs=n)
+
+
+def compute_share_interval(successes: int, trials: int, *, level: float = 0.95) -> tuple[float, float]:
+    """Return the score interval of a share (Wilson, 1927), which is good for few trials and near 0 and 1.
+
+    >>> low, high = compute_share_interval(50, 200)
+    >>> round(low, 4), round(high, 4)
+    (0.1951, 0.3143)
+    """
+    z, share = NormalDist().inv_cdf((1 + level) / 2), successes / trials
+    center, scale = share + z * z / (2 * trials), 1 + z * z / trials
+    margin = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials))
+    return max(0.0, (center - margin) / scale), min(1.0, (center + margin) / scale)
 
 
 def paired_bootstrap(

@@ -10,7 +10,7 @@ The evaluator depends on the kind of the task and on whether the model was fine-
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from pretune.core.errors import CheckpointError, DataError, UsageError, suggest
 from pretune.core.hub import is_hub, resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.evaluation import EvaluationResult
+from pretune.evaluation.cloze import evaluate_cloze_choices
 from pretune.evaluation.few_shot import FewShotConfig, evaluate_few_shot
 from pretune.evaluation.generative import evaluate_generation
 from pretune.evaluation.minimal_pairs import (
@@ -51,6 +52,12 @@ from pretune.training.records import RunFile, read_run_record
 T = TypeVar("T")
 Source = StrPath | nn.Module
 """A model in memory, or its directory."""
+SENTENCE_EVALUATORS: Mapping[str, Callable[..., EvaluationResult]] = {
+    "minimal_pairs": evaluate_minimal_pairs,
+    "cloze": evaluate_cloze,
+    "cloze_choice": evaluate_cloze_choices,
+}
+"""Evaluators that need no prompt and no head."""
 
 
 @dataclass(slots=True)
@@ -131,7 +138,7 @@ class EvaluationJob:
 
     def evaluate_task(self, task: str | Task, shots: int | None) -> EvaluationResult:
         """Evaluate one task with the evaluator of its kind."""
-        if isinstance(task, str) and task in FILE_TASKS:
+        if isinstance(task, str) and _is_file_task(task, self.options):
             return self.evaluate_file(task)
         if self.options.data is not None and Path(self.options.data).is_file():
             raise UsageError(
@@ -139,8 +146,8 @@ class EvaluationJob:
             )
         task_spec = TASKS.get(task) if isinstance(task, str) else task
         evaluator = get_type(task_spec).scoring.evaluator
-        if evaluator in ("minimal_pairs", "cloze"):
-            return self.score_task(task_spec)
+        if isinstance(evaluator, str) and evaluator in SENTENCE_EVALUATORS:
+            return self.score_task(task_spec, SENTENCE_EVALUATORS[evaluator])
         kinds = frozenset() if self.run is None else SavedTask.read(self.run).kinds
         if evaluator in ("retrieval", "similarity") and task_spec.kind not in kinds:
             return self.evaluate_embeddings(task_spec)
@@ -212,12 +219,11 @@ class EvaluationJob:
         scores = correlate([gold for _, gold in rows], similarities)
         return EvaluationResult(task=name, scores=scores, counts={"pairs": len(rows)})
 
-    def score_task(self, task: Task) -> EvaluationResult:
+    def score_task(self, task: Task, work: Callable[..., EvaluationResult]) -> EvaluationResult:
         """Score minimal pairs or cloze with the language model."""
         available = task.find_available(self.options.data)
         split = self.options.split or ("test" if "test" in available or not available else next(iter(available)))
         examples = subsample([*task.read(split, self.options.data)], self.options.limit)
-        work = evaluate_minimal_pairs if get_type(task).scoring.evaluator == "minimal_pairs" else evaluate_cloze
         result = work(
             self.model, examples, self.scoring_config, name=task.name, on_progress=self.bind_progress(task.name)
         )
@@ -363,6 +369,11 @@ def compute_averages(results: Sequence[EvaluationResult]) -> list[EvaluationResu
                 counts={"tasks": len(members)},
             )
     return [*averages.values()]
+
+
+def _is_file_task(task: str, options: EvaluateOptions) -> bool:
+    """Return whether a task reads the user's file; one that is built in does so only if `data` is no directory."""
+    return task in FILE_TASKS and (task not in TASKS or (options.data is not None and not Path(options.data).is_dir()))
 
 
 def _accepts_shots(task: str | Task) -> bool:

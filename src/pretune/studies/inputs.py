@@ -55,7 +55,8 @@ class StudyInputs:
     def identify(self, name: str, noun: str) -> list[InputFile]:
         """Return an input with its size and digest; of a model, whose card may change, only the digest."""
         if noun == "task":
-            return [file for task in name.split(",") if task not in FILE_TASKS for file in self._identify_task(task)]
+            tasks = [task for task in name.split(",") if task in TASKS or task not in FILE_TASKS]
+            return [file for task in tasks for file in self._identify_task(task)]
         if name not in self._files:
             _, size, problem = inspect_input(name, self.data)
             size = 0 if noun == "model" else size

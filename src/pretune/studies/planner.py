@@ -403,7 +403,7 @@ class Planner:
     ) -> str:
         options = settings.fill_seed().read("evaluate", EvaluateOptions())
         options = replace(options, model=model, text=text, shots=shots, task=task or ())
-        if task in FILE_TASKS and options.data is None:
+        if task in FILE_TASKS and task not in TASKS and options.data is None:
             self.inputs.missing[f"file of task '{task}': set 'evaluate.data'"] = None
         examples = EVAL_EXAMPLES if task is None or task in FILE_TASKS else options.limit or EVAL_EXAMPLES
         length = EVAL_LENGTH * (1 + (shots or 0))

@@ -78,6 +78,7 @@ TASKS: "Registry[Task]" = Registry(
         "convai2_choice": "pretune.tasks.benchmarks.text_to_text:CONVAI2_CHOICE",
         "blimp": "pretune.tasks.benchmarks.evaluation:BLIMP",
         "lambada": "pretune.tasks.benchmarks.evaluation:LAMBADA",
+        "cloze": "pretune.tasks.benchmarks.evaluation:CLOZE",
         "cranfield": "pretune.tasks.benchmarks.evaluation:CRANFIELD",
         "multi30k_lines": "pretune.tasks.benchmarks.evaluation:MULTI30K_LINES",
     },

@@ -11,6 +11,7 @@
     generation       text, target
     pairs            text (the better sentence), pair (the worse)
     cloze            text (the context), target (the next word)
+    cloze-choice     text (with a gap "_"), choices, label (index of the correct one)
     retrieval        text (a query), answers (ids of documents); for documents: text and id
 
 A prediction has the same fields as the label, probabilities or scores of the options, `value` for a regression, and

@@ -1,4 +1,4 @@
-"""Evaluation without training: similarity, retrieval, minimal pairs (BLiMP) and last words (LAMBADA).
+"""Evaluation without training: similarity, retrieval, minimal pairs (BLiMP), last words (LAMBADA), and our own gaps.
 
 Similarity is STS of SemEval 2012 to 2016 (Agirre et al.): a year has several sets, one per file; `group` is the set.
 STS-B is a selection from these sets. Retrieval is Cranfield (Cleverdon, 1967) and the captions of Multi30k.
@@ -12,7 +12,7 @@ from pretune.core.errors import DataError
 from pretune.tasks.benchmarks.readers import Fields, RowReader, build_task, list_files, read_score
 from pretune.tasks.example import Example
 from pretune.tasks.table import TableRow, Tsv, read_lines
-from pretune.tasks.task import Task
+from pretune.tasks.task import SplitFile, Task
 
 SCALE = (0.0, 5.0)
 """From unrelated to equivalent."""
@@ -167,3 +167,31 @@ LAMBADA = Task(
     ),
 )
 """LAMBADA: the last word of a passage, which needs more context than the last sentence (Paperno et al., 2016)"""
+
+
+def _parse_gap(row: TableRow) -> Example:
+    """Return a sentence with its choices in alphabetical order, and the one that is most frequent in running text."""
+    answer = row.get_text("answer")
+    words = [answer, *row.get_text("distractors").split()]
+    counts = [int(count) for count in row.get_text("counts").split()]
+    choices = tuple(sorted(words))
+    return Example(
+        text=row.get_text("sentence"),
+        choices=choices,
+        label=choices.index(answer),
+        group=row.get_text("kind"),
+        facts={"most_frequent": words[counts.index(max(counts))]},
+    )
+
+
+CLOZE = Task(
+    name="cloze",
+    kind="cloze-choice",
+    metrics=("choice_accuracy",),
+    splits={"test": (SplitFile(str(Path(__file__).with_name("cloze.tsv")), RowReader(make=_parse_gap), rows=200),)},
+)
+"""Gaps with four choices: 10 kinds of 20 sentences, written for pretune and under its licence (Apache-2.0)
+
+`counts` in the file are those of the answer and of the distractors among 44.9 million words of Wikipedia, Wikinews,
+novels and children's stories.
+"""

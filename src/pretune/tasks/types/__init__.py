@@ -32,11 +32,12 @@ TASK_TYPES: "Registry[TaskType]" = Registry(
         "retrieval": "pretune.tasks.types.base:RETRIEVAL",
         "pairs": "pretune.tasks.types.base:MINIMAL_PAIRS",
         "cloze": "pretune.tasks.types.base:CLOZE",
+        "cloze-choice": "pretune.tasks.types.base:CLOZE_CHOICE",
     },
     group="pretune.task_types",
     list_reserved=lambda: TYPE_ALIASES,
 )
-EVALUATION_ONLY = ("retrieval", "pairs", "cloze")
+EVALUATION_ONLY = ("retrieval", "pairs", "cloze", "cloze-choice")
 """Types that no model is fine-tuned for."""
 TYPE_OPTIONS = tuple(kind for kind in TASK_TYPES.table if kind not in EVALUATION_ONLY)
 """Types that `--type` accepts; also those that packages add (`list_type_options`)."""

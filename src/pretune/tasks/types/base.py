@@ -236,7 +236,7 @@ class AnswerPrompt:
     no_answer: str = ""  # answer in words to a question without an answer
 
 
-Evaluator = ChoicePrompt | AnswerPrompt | Literal["similarity", "retrieval", "minimal_pairs", "cloze"]
+Evaluator = ChoicePrompt | AnswerPrompt | Literal["similarity", "retrieval", "minimal_pairs", "cloze", "cloze_choice"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,6 +365,9 @@ MINIMAL_PAIRS = TaskType(name="pairs", scoring=Scoring(evaluator="minimal_pairs"
 
 CLOZE = TaskType(name="cloze", scoring=Scoring(evaluator="cloze"))
 """The next word of a context."""
+
+CLOZE_CHOICE = TaskType(name="cloze-choice", scoring=Scoring(gold="option", evaluator="cloze_choice"))
+"""The right one of several words for the gap of a sentence."""
 
 RETRIEVAL = TaskType(name="retrieval", scoring=Scoring(evaluator="retrieval"))
 """The documents that are relevant to a query, found by embeddings."""
