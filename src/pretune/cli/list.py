@@ -35,6 +35,11 @@ class ListOptions(Options):
         "(default: all names).",
         names=("pretune.cli.list:_KINDS",),
     )
+    missing: bool = option(
+        "--missing",
+        "Of tasks: only those without data, with the files that they read and their licence.",
+        default=False,
+    )
 
 
 def list_(options: ListOptions, output: TableFormat) -> None:
@@ -49,18 +54,26 @@ def list_(options: ListOptions, output: TableFormat) -> None:
     selection = options.kind
     if selection is not None and selection not in _KINDS:
         raise UsageError(f"cannot list '{selection[:60]}'{suggest(selection, _KINDS)} (allowed: {', '.join(_KINDS)})")
-    lists = {kind: listing.list_entries() for kind, listing in _KINDS.items() if selection in (None, kind)}
+    if options.missing and selection != "tasks":
+        raise UsageError("--missing lists tasks without data; use `pretune list tasks --missing`")
+    listings = {"tasks": _MISSING_TASKS} if options.missing else _KINDS
+    lists = {kind: listing.list_entries() for kind, listing in listings.items() if selection in (None, kind)}
     if print_data(output, lists, *_list_records(lists)):
         return
     if selection is None:
         log.print_result("\n\n".join(_format_brief(kind, list(names)) for kind, names in lists.items()))
     else:
-        rows = [_KINDS[selection].format_row(name, entry) for name, entry in lists[selection].items()]
-        log.print_result("\n".join(align_columns(rows, right=selection == "sizes", indent="")))
-        if selection == "tasks" and not any(task["rows"] for task in lists[selection].values()):
+        rows = [listings[selection].format_row(name, entry) for name, entry in lists[selection].items()]
+        if rows:
+            log.print_result("\n".join(align_columns(rows, right=selection == "sizes", indent="")))
+        if options.missing:
+            log.info(f"{len(rows)} of {len(TASKS)} tasks have no data in $PRETUNE_DATA or its folder tasks/")
+        elif selection == "tasks" and not any(
+            task["rows"] for name, task in lists[selection].items() if not TASKS.get(name).has_own_paths
+        ):
             remedy = "set $PRETUNE_DATA, or --data of other verbs, to the directory of the published files"
-            log.info(f"no task data: {remedy}")
-    command = ("list", "families") if selection is None else _KINDS[selection].command
+            log.info(f"no task data: {remedy}; `pretune list tasks --missing` names them")
+    command = ("list", "families") if selection is None else listings[selection].command
     hint(*(word or next(iter(lists[selection or "families"])) for word in command))
 
 
@@ -93,6 +106,16 @@ def _list_tasks() -> dict[str, dict[str, object]]:
     return tasks
 
 
+def _list_missing_tasks() -> dict[str, dict[str, object]]:
+    """Return the tasks without data, with the files that they read."""
+    tasks = {name: TASKS.get(name) for name in TASKS}
+    return {
+        name: {"kind": task.kind, "files": task.describe_files(), "licence": task.licence}
+        for name, task in tasks.items()
+        if not task.find_available()
+    }
+
+
 def _describe(registry: Registry[Any]) -> dict[str, str]:
     """Return the entries of a registry with the first line of their docstrings, without importing them."""
     return {name: registry.describe(name).removesuffix(".") for name in registry}
@@ -113,6 +136,8 @@ class Listing(NamedTuple):
     list_entries: Callable[[], Mapping[str, Any]]
     format_row: Callable[[str, Any], tuple[str, ...]] = lambda name, about: (name, about)
 
+
+_MISSING_TASKS = Listing(("list", "tasks"), _list_missing_tasks, lambda name, row: (name, row["files"]))
 
 _FIRST = ""
 """Stands for the first name in a command."""

@@ -32,6 +32,7 @@ from pretune.core.errors import DataError, UsageError, suggest
 from pretune.core.log import format_count
 from pretune.core.seed import mix
 from pretune.metrics import GROUP_METRICS
+from pretune.tasks.benchmarks.licences import COMPANION_FILES, TASKS_BY_LICENCE, UNKNOWN_LICENCE
 from pretune.tasks.example import Example, Examples
 
 Reader = Callable[[Path], Iterator[Example]]
@@ -127,20 +128,38 @@ class Task:
                 f"task '{self.name}' has no split '{split}'{suggest(split, self.splits)} "
                 f"(available: {', '.join(self.splits)})"
             )
-        is_own = all(Path(file.path).is_absolute() for file in self.splits[split])  # the user's own files
-        homes = [Path()] if is_own else self._find_homes(data)
+        homes = [Path()] if self.has_own_paths else self._find_homes(data)
         for home in homes:
             for file in self.splits[split]:
                 if paths := _find_files(home, file.path):
                     return AvailableSplit(file, paths)
-        file_names = " or ".join(file.path for file in self.splits[split])
+        if self.has_own_paths:
+            raise DataError(f"task '{self.name}': no file {' or '.join(file.path for file in self.splits[split])}")
+        places = f"no file for split '{split}' in {', '.join(map(str, homes))}" if homes else "no data directory"
         remedy = "pass the data directory with --data, or set PRETUNE_DATA"
-        if not homes:
-            raise DataError(f"task '{self.name}': no data directory for its files ({file_names}); {remedy}")
-        places = ", ".join(map(str, homes))
-        raise DataError(
-            f"task '{self.name}': no file for split '{split}' ({file_names}, also compressed) in {places}; {remedy}"
-        )
+        raise DataError(f"task '{self.name}': {places}; {remedy}; expected: {self.describe_files()}")
+
+    @property
+    def has_own_paths(self) -> bool:
+        """True for files that no data directory holds: the user's, and those of the package."""
+        return all(Path(file.path).is_absolute() for files in self.splits.values() for file in files)
+
+    @property
+    def licence(self) -> str:
+        """Licence of the published data, in a few words."""
+        licences = (licence for licence, names in TASKS_BY_LICENCE.items() if self.name in names.split())
+        return next(licences, UNKNOWN_LICENCE)
+
+    def describe_files(self) -> str:
+        """Return the layout that is expected below the data directory, and the licence, in one line.
+
+        >>> Task(name="cola", kind="pair", metrics=(), splits={"dev": (SplitFile("dev.tsv", print),)}).describe_files()
+        'cola/ with dev.tsv (dev), plain or compressed; licence: not stated, texts under fair use'
+        """
+        folders = " or ".join(f"{folder}/" for folder in self.folders or (self.name,))
+        files = [f"{' or '.join(file.path for file in files)} ({name})" for name, files in self.splits.items()]
+        companions = f", {COMPANION_FILES[self.name]}" if self.name in COMPANION_FILES else ""
+        return f"{folders} with {', '.join(files)}{companions}, plain or compressed; licence: {self.licence}"
 
     def _find_homes(self, data: str | os.PathLike[str] | None) -> list[Path]:
         """Return the folders of the first data directory that has any split, so that splits of two are never mixed."""
