@@ -52,6 +52,7 @@ class Batch:
     positions: Tensor  # [N] inside the sequence; 0 for filler
     rows: int
     one_per_row: bool = False  # one sequence fills each row: no mask is needed between sequences
+    continues: bool | None = None  # each row continues that of the batch before; False: it starts a stream; None: alone
     task: int = 0  # index of the head, for a model with several
     targets: Targets | None = None
     segments: Tensor | None = None  # [N]

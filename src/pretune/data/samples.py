@@ -184,7 +184,7 @@ class BlockSamples(Samples):
         return self.shards.sources[document].astype(np.int64)
 
     def __len__(self) -> int:
-        return -(-int(self._document_starts[-1]) // self.kind.length)
+        return -(-self.token_count // self.kind.length)
 
     def measure_lengths(self, draws: EpochOrder | None = None) -> SampleLengths:
         start = (np.arange(len(self)) if draws is None else draws.samples) * self.kind.length
@@ -201,9 +201,21 @@ class BlockSamples(Samples):
         inside = positions - self._document_starts[document] - opening
         return np.asarray(positions - texts[document] - np.clip(inside, 0, texts[document + 1] - texts[document]))
 
+    @property
+    def token_count(self) -> int:
+        """Number of tokens of the concatenation."""
+        return int(self._document_starts[-1])
+
     def build_pieces(self, draws: EpochOrder) -> SequencePieces:
         start = draws.samples * self.kind.length
-        stop = np.minimum(start + self.kind.length, self._document_starts[-1])
+        return self._build_range_pieces(start, np.minimum(start + self.kind.length, self.token_count))
+
+    def cut_ranges(self, starts: Ints, stops: Ints) -> Sequences:
+        """Read ranges of the concatenation, which may have any lengths and overlap."""
+        pieces = self._build_range_pieces(starts, stops)
+        return read_pieces(pieces, self.shards, segments=self.has_segments)
+
+    def _build_range_pieces(self, start: Ints, stop: Ints) -> SequencePieces:
         first = np.searchsorted(self._document_starts, start, side="right") - 1
         counts = np.searchsorted(self._document_starts, stop) - first  # documents in each block, in whole or in part
         document = spread(first, counts)
@@ -213,7 +225,7 @@ class BlockSamples(Samples):
         size = document_pieces.length * np.repeat(length > 0, width)
         ends = self._document_starts[document][:, None] + np.cumsum(size.reshape(-1, width), axis=1)
         place = ends.ravel() - size
-        block = np.repeat(np.arange(len(draws)), counts * width)
+        block = np.repeat(np.arange(len(start)), counts * width)
         low, high = np.maximum(place, start[block]), np.minimum(place + size, stop[block])
         return SequencePieces(
             counts=counts * width,

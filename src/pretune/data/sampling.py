@@ -85,6 +85,7 @@ class Purpose(IntEnum):
     PARTNER = 5  # order of the documents among which broken pairs exchange segments
     ROTATION = 6  # rotation of that order
     CORRUPT = 7  # corruption of a sequence
+    WINDOWS = 8  # lengths of the windows of contiguous streams
 
 
 def derive_keys(seed: int, purpose: Purpose, epochs: Ints, samples: Ints) -> NDArray[np.uint64]:

@@ -132,6 +132,13 @@ class Sequences:
             parts[name] = None if value is None else value[rows]
         return Sequences(**parts, source=None if self.source is None else self.source.take(selection))
 
+    def cut_ends(self, lengths: Ints) -> "Sequences":
+        """Return the first tokens of every sequence, as many as `lengths` [S] says; without a source."""
+        index = spread(self.offsets[:-1], lengths)
+        values = {name: getattr(self, name) for name in PER_TOKEN}
+        parts: dict[str, Any] = {name: None if value is None else value[index] for name, value in values.items()}
+        return replace(self, offsets=compute_offsets(lengths), **parts)
+
 
 def join(parts: Sequence[Sequences]) -> Sequences:
     """Concatenate sequences; a field that is None in one of the parts is None in the result."""

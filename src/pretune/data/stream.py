@@ -84,6 +84,11 @@ class Corruption:
         source, target = self.predict_lengths(lengths, rng)
         return source if target is None else source + target
 
+    @property
+    def lookahead(self) -> int:
+        """Tokens after a window of a contiguous stream that its targets need."""
+        return 0
+
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         """Return the corrupted sequences, one for each and in the same order; `sequences` may be empty."""
         raise NotImplementedError
@@ -286,6 +291,15 @@ class BatchStream:
             self._epochs[epoch] = (draws, plan)
         return self._epochs[epoch]
 
+    def count_tokens(self, draws: EpochOrder) -> Ints:
+        """Return the tokens of the sequence of each draw, after corruption."""
+        lengths = self.samples.measure_lengths(draws)
+        if self.corruption is None:
+            return lengths.lengths
+        return self.corruption.count_tokens(
+            lengths, Counters.from_sequences(draws.seed, draws, copies=self.corruption.copies)
+        )
+
     def _draw_epoch(self, epoch: int) -> EpochOrder:
         """Return the draws of an epoch, with partners."""
         return self.samples.assign_partners(self.mixture.draw_order(self.seed, epoch))
@@ -367,16 +381,8 @@ class TokenCounter:
         """Return the tokens of an epoch before each batch, and of all batches: [batches + 1]."""
         if epoch not in self._offsets:
             draws, plan = self.stream.get_epoch(epoch)
-            self._offsets[epoch] = plan.accumulate(self._count_sequences(draws))
+            self._offsets[epoch] = plan.accumulate(self.stream.count_tokens(draws))
         return self._offsets[epoch]
-
-    def _count_sequences(self, draws: EpochOrder) -> Ints:
-        """Return the tokens of the sequence of each draw, after corruption."""
-        corruption, lengths = self.stream.corruption, self.stream.samples.measure_lengths(draws)
-        if corruption is None:
-            return lengths.lengths
-        rng = Counters.from_sequences(draws.seed, draws, copies=corruption.copies)
-        return corruption.count_tokens(lengths, rng)
 
 
 def count_run_tokens(counters: Sequence[TokenCounter], phase_steps: Sequence[int]) -> int:

@@ -15,7 +15,7 @@ from pretune.models.tensor_files import Assets
 from pretune.nn.attention_mask import Backend
 from pretune.nn.bidirectional_stack import BidirectionalRecurrent, BidirectionalRecurrentStack
 from pretune.nn.block import RegionalCompile
-from pretune.nn.cache import KVCache, SegmentMemory
+from pretune.nn.cache import KVCache, Memory
 from pretune.nn.characters import CharacterEmbedding, SpellingTable
 from pretune.nn.loss import linear_cross_entropy, sample_tokens
 from pretune.nn.recurrent_stack import Recurrent, RecurrentStack
@@ -51,6 +51,7 @@ class LanguageModel(BatchModel):
         self.tokens = spec.characters.build(width=table) if spec.characters else nn.Embedding(spec.vocab, table)
         self._spellings: SpellingTable | None = None  # characters of the tokens, if the model reads them
         self.language: int | None = None  # of batches that name none; see `set_language`
+        self.memory: Memory | None = None  # of passes that pass none: the state of contiguous streams in training
         self.prompt: nn.Module | None = None  # fills the virtual-token slots before each sequence
         self.encoder: TransformerStack | TwoStreamStack | BidirectionalRecurrentStack | None = None
         if isinstance(spec.encoder, BidirectionalRecurrent):
@@ -87,7 +88,7 @@ class LanguageModel(BatchModel):
         hidden: bool = False,
         attention: bool = False,
         cache: KVCache | None = None,
-        memory: SegmentMemory | None = None,
+        memory: Memory | None = None,
     ) -> Output:
         """Run the model. Logits are those at the batch's targets, or at every position if it has none.
 
@@ -121,11 +122,11 @@ class LanguageModel(BatchModel):
         return output.states, output.states if output.raw_states is None else output.raw_states
 
     def _run(
-        self, batch: Batch, flags: OutputFlags, cache: KVCache | None = None, memory: SegmentMemory | None = None
+        self, batch: Batch, flags: OutputFlags, cache: KVCache | None = None, memory: Memory | None = None
     ) -> tuple[StackOutput, StackOutput | None]:
         """Return the output of the last stack and, for an encoder-decoder, of the encoder."""
-        if memory is not None:
-            return self._get_two_stream()(self._embed_input(batch), batch, flags=flags, memory=memory), None
+        if (memory := memory or self.memory) is not None:
+            return self._get_memory_stack()(self._embed_input(batch), batch, flags=flags, memory=memory), None
         read = batch.source if self.spec.is_encoder_decoder else batch
         if read is None:
             raise UsageError("an encoder-decoder needs a batch with source and target")
@@ -303,14 +304,15 @@ class LanguageModel(BatchModel):
             prefix_length=prefix_length,
         )
 
-    def new_memory(self, length: int) -> SegmentMemory:
-        """Return an empty memory of the last `length` tokens of previous segments."""
-        return self._get_two_stream().new_memory(length)
+    def new_memory(self, length: int) -> Memory:
+        """Return an empty memory of previous segments: of the last `length` tokens, or of recurrent states."""
+        return self._get_memory_stack().new_memory(length)
 
-    def _get_two_stream(self) -> TwoStreamStack:
-        if not isinstance(self.encoder, TwoStreamStack):
-            raise UsageError(f"a segment memory needs a two-stream model, got shape '{self.shape}'")
-        return self.encoder
+    def _get_memory_stack(self) -> TwoStreamStack | RecurrentStack:
+        stack = self.encoder or self.decoder
+        if not isinstance(stack, TwoStreamStack | RecurrentStack) or not self.spec.carries_state:
+            raise UsageError(f"a segment memory needs a two-stream or a recurrent model, got shape '{self.shape}'")
+        return stack
 
     def step(self, tokens: Tensor, cache: KVCache) -> Tensor:
         """Append one token per sequence `[B]`; return the logits of the next token `[B, vocab]`."""

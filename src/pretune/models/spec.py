@@ -254,6 +254,12 @@ class Model:
         return isinstance(self.decoder, Recurrent) and self.decoder.backward
 
     @property
+    def carries_state(self) -> bool:
+        """True if it reads a text in windows, with the state or a memory of earlier ones: `model.new_memory`."""
+        is_recurrent = isinstance(self.decoder, Recurrent) and not self.decoder.backward
+        return is_recurrent or isinstance(self.encoder, TwoStream)
+
+    @property
     def is_encoder_decoder(self) -> bool:
         return self.encoder is not None and self.decoder is not None
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch
-from pretune.nn.cache import KVCache
+from pretune.nn.cache import KVCache, RecurrentMemory
 from pretune.nn.lstm import LSTMLayer, StepLayout, reverse_index
 from pretune.nn.recurrent_stack import Recurrent, RecurrentStack, check_inputs
 from pretune.nn.stack import OutputFlags, StackOutput
@@ -114,11 +114,14 @@ class BidirectionalRecurrentStack(RecurrentStack):
         *,
         flags: OutputFlags = OutputFlags(),  # noqa: B008 (a frozen value)
         cache: KVCache | None = None,
+        memory: RecurrentMemory | None = None,
     ) -> StackOutput:
         """Return the states `[N, W]` of token embeddings `[N, W / 2]`; layer 0 is the embedding twice."""
         check_inputs(batch, source, flags)
-        if cache is not None:
-            raise UsageError("a model that reads in both directions has no cache; take one of them (`get_direction`)")
+        if cache is not None or memory is not None:
+            raise UsageError(
+                "a model that reads in both directions has no cache or memory; take one of them (`get_direction`)"
+            )
         x = self._embed_inputs(x, batch)
         layout = StepLayout.from_batch(batch)
         reversed_layout = replace(layout, index=reverse_index(batch).index_select(0, layout.index))

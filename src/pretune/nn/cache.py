@@ -1,5 +1,6 @@
 """State of earlier tokens: static cache for generation (of keys and values, or of recurrent layers), learned prefix,
-memory of previous segments; and the inputs of a decoding step, one new token per sequence.
+memory of previous segments (of attention or of recurrent layers); and the inputs of a decoding step, one new token per
+sequence.
 
 On a CPU the lengths of sequences can be read without waiting. There a step reads only the columns of the cache that
 are in use, and writes sequences of equal length without indices. Elsewhere it is the same for all lengths, so that it
@@ -232,6 +233,27 @@ def fill_prefix_cache(prefix: KVPrefix, cache: LayerCache) -> LayerCache:
     return LayerCache(store=(stores[0], stores[1]))
 
 
+class Memory(Protocol):
+    """State that a model carries from a segment of a text to the next: tensors by name, one row per text, detached."""
+
+    def check(self, batch: Batch) -> None:
+        """Raise `UsageError` for a batch that it does not fit."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the tensors, each with one row per text; empty before the first segment."""
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the tensors by those of a `state_dict`."""
+
+
+def check_segment(batch: Batch, rows: int | None) -> None:
+    """Raise `UsageError` for a batch with several texts per row, or another number of rows than a memory."""
+    if not batch.one_per_row:
+        raise UsageError("a segment memory needs one sequence per row, all of the same length")
+    if rows is not None and rows != batch.rows:
+        raise UsageError(f"the memory has {rows} rows, but the batch has {batch.rows}")
+
+
 class SegmentMemory:
     """The last `length` states of every layer, for each row of consecutive batches (Dai et al., 2019).
 
@@ -256,15 +278,39 @@ class SegmentMemory:
         return 0 if first is None else first.shape[1]
 
     def check(self, batch: Batch) -> None:
-        """Raise `UsageError` for a batch with several texts per row, or another number of rows."""
-        if not batch.one_per_row:
-            raise UsageError("a segment memory needs one sequence per row, all of the same length")
-        first = self.layers[0]
-        if first is not None and first.shape[0] != batch.rows:
-            raise UsageError(f"the memory has {first.shape[0]} rows, but the batch has {batch.rows}")
+        check_segment(batch, None if self.layers[0] is None else self.layers[0].shape[0])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {str(i): layer for i, layer in enumerate(self.layers) if layer is not None}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.layers = [tensors.get(str(i)) for i in range(len(self.layers))]
 
     def append(self, layer: int, states: Tensor, rows: int) -> None:
         """Append the input states `[rows x R, W]` of a layer; drop the oldest beyond `length`."""
         new, old = states.detach().view(rows, -1, states.shape[-1]), self.layers[layer]
         memory = new if old is None else torch.cat((old.to(new.dtype), new), dim=1)
         self.layers[layer] = memory[:, -self.length :]
+
+
+class RecurrentMemory:
+    """Output and cell of every recurrent layer after the last token, for each row of consecutive batches."""
+
+    def __init__(self, depth: int) -> None:
+        self.layers: list[tuple[Tensor, Tensor] | None] = [None] * depth  # [rows, P] and [rows, H]
+
+    def check(self, batch: Batch) -> None:
+        check_segment(batch, None if self.layers[0] is None else len(self.layers[0][0]))
+
+    def write(self, layer: int, states: tuple[Tensor, Tensor]) -> None:
+        """Replace the states of a layer by those after this segment."""
+        self.layers[layer] = states[0].detach(), states[1].detach()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        names = ("output", "cell")
+        return {f"{i}.{name}": t for i, s in enumerate(self.layers) if s for name, t in zip(names, s, strict=True)}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        self.layers = [
+            (tensors[f"{i}.output"], tensors[f"{i}.cell"]) if tensors else None for i in range(len(self.layers))
+        ]

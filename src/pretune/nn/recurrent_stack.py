@@ -23,7 +23,7 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch
 from pretune.nn.attention_mask import Backend
 from pretune.nn.block import LayerStack
-from pretune.nn.cache import KVCache, LayerCache, RecurrentState
+from pretune.nn.cache import KVCache, LayerCache, RecurrentMemory, RecurrentState
 from pretune.nn.layers import Embed
 from pretune.nn.lstm import LSTM, LSTMLayer, States, StepLayout, reverse_index
 from pretune.nn.stack import OutputFlags, StackOutput
@@ -123,16 +123,27 @@ class RecurrentStack(LayerStack[LSTMLayer]):
         *,
         flags: OutputFlags = OutputFlags(),  # noqa: B008 (a frozen value)
         cache: KVCache | None = None,
+        memory: RecurrentMemory | None = None,
     ) -> StackOutput:
-        """Return the states of token embeddings `[N, W]`; the final states of the layers are written to the cache."""
+        """Return the states of token embeddings `[N, W]`; the final states of the layers are written to the cache.
+
+        With a memory every row continues that of the batch before, from the states in it, which it then replaces.
+        """
         check_inputs(batch, source, flags)
+        if memory is not None:
+            memory.check(batch)
+            if self.spec.backward or self.spec.gradient_window:
+                raise UsageError("only a model that reads from left to right, with all gradients, continues a text")
         x = self._embed_inputs(x, batch)
         layouts, exact = self._lay_out(batch), self.exact or flags.backend == "eager"
         parts = [layout.to_steps(x) for layout in layouts]
         parts = raw_parts = self._drop_units(parts, layouts, self.spec.input_dropout)
         hidden = [x]
         for i, layer in enumerate(self):
-            raw_parts, states = self._run_layer(layer, parts, layouts, exact)
+            start = None if memory is None else memory.layers[i]
+            raw_parts, states = self._run_layer(layer, parts, layouts, exact, start)
+            if memory is not None and states is not None:
+                memory.write(i, states)
             if cache is not None and states is not None:
                 _get_state(cache, i).write_final(states, layouts[-1].index[: layouts[-1].sequences])
             parts = self._drop_units(raw_parts, layouts, layer.spec.dropout)
@@ -159,11 +170,18 @@ class RecurrentStack(LayerStack[LSTMLayer]):
         return tuple(replace(layout, index=index.index_select(0, layout.index)) for layout in layouts)
 
     def _run_layer(
-        self, layer: LSTMLayer, parts: list[Tensor], layouts: tuple[StepLayout, ...], exact: bool
+        self,
+        layer: LSTMLayer,
+        parts: list[Tensor],
+        layouts: tuple[StepLayout, ...],
+        exact: bool,
+        states: States | None = None,
     ) -> tuple[list[Tensor], States | None]:
-        """Return the outputs of a layer, with gradients in the last part only, and the final states."""
+        """Return the outputs of a layer, with gradients in the last part only, and the final states.
+
+        `states` are those before the first part; None: zeros.
+        """
         outputs: list[Tensor] = []
-        states: States | None = None
         for steps, layout in zip(parts, layouts, strict=True):
             if not layout.sequences:
                 outputs.append(steps.new_zeros(0, layer.width))
@@ -203,6 +221,10 @@ class RecurrentStack(LayerStack[LSTMLayer]):
             RecurrentState(store=(like.new_zeros(output), like.new_zeros(cell)), max_tokens=capacity)
             for output, cell in shapes
         ]
+
+    def new_memory(self, length: int) -> RecurrentMemory:
+        """Return an empty memory; the states after the last token depend on all tokens, whatever the length."""
+        return RecurrentMemory(self.spec.depth)
 
     def list_compiled_parts(self) -> Iterable[nn.Module | None]:
         """Return no parts: the layers are calls of a library."""

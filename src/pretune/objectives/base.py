@@ -173,6 +173,11 @@ class Objective(ABC):
         return getattr(self, "prefix", False) or any(objective.needs_attention for objective in self.inner)
 
     @property
+    def allows_streams(self) -> bool:
+        """True if it trains on windows of contiguous streams, with a state that the model carries between them."""
+        return False
+
+    @property
     def name(self) -> str:
         """Name in the table of objectives, for messages."""
         return get_kind(self)

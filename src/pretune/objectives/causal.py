@@ -52,6 +52,7 @@ class CausalLM(Objective):
     temporal_penalty: Annotated[float, Ge(0)] = 0.0  # AWD-LSTM: 1
 
     shapes = ("decoder",)
+    allows_streams = True
     difficulty_settings = ("activation_penalty", "temporal_penalty")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "CausalCorruption":
@@ -89,6 +90,10 @@ def _sum_squares(states: Tensor, is_counted: Tensor) -> Tensor:
 @dataclass(frozen=True, slots=True)
 class CausalCorruption(Corruption):
     """Next-token targets; the tokens stay unchanged."""
+
+    @property
+    def lookahead(self) -> int:
+        return 1
 
     def corrupt(self, sequences: Sequences, rng: Counters) -> Sequences:
         return replace(sequences, targets=find_next_tokens(sequences))

@@ -39,6 +39,7 @@ class PermutationLM(Objective):
     longest: Positive[int] = 5  # longest span, in tokens
 
     shapes = ("two-stream",)
+    allows_streams = True
     difficulty_settings = ("every", "longest")
 
     def build_corruption(self, vocabulary: Vocabulary, shape: ModelShape) -> "PermutedCorruption":

@@ -142,7 +142,7 @@ class RunConfig:
         return ".".join(path.split(".")[:2]) in self.mutable_paths
 
 
-SampleKind = Literal["documents", "sentences", "blocks", "pairs"]
+SampleKind = Literal["documents", "sentences", "blocks", "pairs", "streams"]
 
 
 @spec(has_kind=False)
@@ -151,7 +151,9 @@ class DataConfig:
 
     path: PathText
     samples: SampleKind = "documents"
-    max_length: Annotated[int, Ge(2)] = 512  # including special tokens
+    max_length: Annotated[int, Ge(2)] = 512  # including special tokens; of a window of streams
+    memory: NonNegative[int] | None = None  # tokens of attention to earlier windows of streams; None: `max_length`
+    vary_windows: bool | None = None  # of streams, in training; None: for recurrent models
     length_schedule: tuple[float, int] | None = None  # (share, length): first share of the run, on shorter sequences
     mixing: Mixing | None = None
     languages: tuple[str, ...] = ()  # of each source, in order; "en-de" if it is parallel
@@ -215,6 +217,36 @@ class PretrainConfig(RunConfig):
                 f"the objective '{self.objective.name}' needs attention to later tokens, which the recurrent model "
                 f"'{self.model.family}' lacks; choose another objective or family"
             )
+        if self.data.samples == "streams":
+            self._check_streams()
+        elif self.data.memory is not None or self.data.vary_windows is not None:
+            raise UsageError("data.memory and data.vary_windows are settings of streams; add data.samples=streams")
+
+    def _check_streams(self) -> None:
+        """Raise `UsageError` for a run that cannot carry a state from one window of contiguous streams to the next."""
+        if not (self.objective.allows_streams and self.model.carries_state):
+            raise UsageError(
+                "data.samples=streams needs an objective and a model that carry a state: causal with a recurrent model "
+                "that reads from left to right, or permuted with a two-stream model; got "
+                f"'{self.objective.name}' with '{self.model.family}'; use data.samples=blocks"
+            )
+        if self.data.mixing is not None:
+            raise UsageError("data.samples=streams reads the sources one after another; remove data.mixing")
+        if self.model.is_recurrent and self.data.memory is not None:
+            raise UsageError("a recurrent model carries its states, of all earlier tokens; remove data.memory")
+        for name in ("compile", "cuda_graphs"):
+            if getattr(self.train, name):
+                raise UsageError(f"train.{name} needs equal shapes, but windows and memory of streams vary; remove it")
+
+    @property
+    def memory(self) -> int:
+        """Tokens of attention's memory of earlier windows."""
+        return self.data.max_length if self.data.memory is None else self.data.memory
+
+    @property
+    def varies_windows(self) -> bool:
+        """True if the lengths of windows vary in training."""
+        return self.model.is_recurrent if self.data.vary_windows is None else self.data.vary_windows
 
 
 def read_config(config: Mapping[str, object] | RunConfig | str | os.PathLike[str] | None) -> dict[str, Any]:

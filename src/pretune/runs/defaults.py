@@ -180,8 +180,8 @@ def build_paper_config(
     config = PretrainConfig(
         model=model,
         objective=objective,
-        data=_build_data_config(data, paper, model),
-        train=_build_train_config(paper, model, device, length),
+        data=_build_data_config(data, paper, model, objective),
+        train=_build_train_config(paper, model, device, length, data.tokens),
     )
     if not length and rest_overrides.keys() & {*LENGTH_PATHS}:
         rest_overrides = {"train.epochs": None, **rest_overrides}
@@ -376,12 +376,13 @@ def _find_paper_training(name: str, model: Model) -> PaperDefaults | None:
     return FAMILIES.get(model.family).get_training(catalog.parse_name(name)[1] if name else None)
 
 
-def _build_data_config(data: DataFacts, paper: PaperDefaults, model: Model) -> DataConfig:
+def _build_data_config(data: DataFacts, paper: PaperDefaults, model: Model, objective: Objective) -> DataConfig:
     lengths = [min(length, model.max_length or length) for length in paper.lengths]
     short = (0.9, lengths[0]) if len(lengths) > 1 and lengths[0] < lengths[-1] else None
+    is_alone = paper.samples == "streams" and not (objective.allows_streams and model.carries_state)
     tree = {
         "path": data.path,
-        "samples": paper.samples,
+        "samples": "blocks" if is_alone else paper.samples,
         "max_length": lengths[-1],
         "length_schedule": short,
         "mixing": dict(paper.mixing) if data.sources > 1 and paper.mixing else None,
@@ -404,10 +405,12 @@ def compute_paper_rate(paper: PaperDefaults, width: int) -> float:
 
 
 def _build_train_config(
-    paper: PaperDefaults, model: Model, device: str, length: Mapping[str, object]
+    paper: PaperDefaults, model: Model, device: str, length: Mapping[str, object], tokens: int
 ) -> PretrainTrainConfig:
     lr = compute_paper_rate(paper, model.width)
     max_tokens = MAX_CPU_BATCH_TOKENS if device == "cpu" else MAX_CUDA_BATCH_TOKENS
+    if paper.samples == "streams":  # each has a window at least
+        max_tokens = min(max_tokens, max(tokens, 1))
     tree = {
         "lr": lr,
         "optimizer": {**paper.optimizer, "lr": lr},

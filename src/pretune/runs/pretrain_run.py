@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,8 @@ class PretrainRun:
     def run(self) -> PretrainedRun:
         """Train from the start or, if resumed, from the newest valid checkpoint."""
         train, data_phases = self.settings.train, self.data_phases
+        if self.settings.data.samples == "streams":  # shapes vary
+            train = replace(train, compile=False, cuda_graphs=False)
         groups = None  # those of the model
         if train.layer_decay is not None:
             groups = build_parameter_groups(self.model, lr_factor=Decay(factor=train.layer_decay))
@@ -162,6 +164,7 @@ class PretrainRun:
                 count_flops=self.flops or build_flops_counter(*catalog.list_models(self.spec)),
                 groups=groups,
                 parallel=train.parallel,
+                memory=self.settings.memory,
             ),
             batches=TrainingBatches(
                 phases=[
@@ -280,7 +283,12 @@ class PretrainRun:
             return None
         (stream, count), patience = self.data_phases.validation, self.settings.train.patience
         return Evaluation(
-            evaluate=build_evaluator(stream, count, self.objective.to_evaluation()),
+            evaluate=build_evaluator(
+                stream,
+                count,
+                self.objective.to_evaluation(),
+                parts=1 if self.settings.data.samples == "streams" else None,  # too few streams to divide
+            ),
             every=compute_eval_interval(self.settings.train, self.data_phases.steps),
             compute_loss=lambda metrics: metrics["loss"],
             early_stopping=None

@@ -10,11 +10,12 @@ import numpy as np
 from pretune.core import log
 from pretune.core.config import get_kind
 from pretune.core.errors import DataError, UsageError
+from pretune.data.contiguous import ContiguousStream
 from pretune.data.packing import MAX_EXACT_ROW, pack
 from pretune.data.pairs import ParallelPairs, ParallelSamples, SegmentPairs
 from pretune.data.plan import BatchShape
 from pretune.data.prepared_data import PreparedData
-from pretune.data.samples import Blocks, Documents, Samples, Sentences
+from pretune.data.samples import Blocks, BlockSamples, Documents, Samples, Sentences
 from pretune.data.sampling import Mixing, SampleLengths
 from pretune.data.sampling import SourceMixture as Shares
 from pretune.data.sequences import Ints
@@ -30,6 +31,8 @@ from pretune.text.tokenizer import Tokenizer
 
 HELD_OUT_SEED = 0
 """Fixed seed, so that validation text is sampled, packed and corrupted identically in every run."""
+EVAL_STREAMS = 16
+"""Maximum number of contiguous streams of validation text: each begins without a state."""
 _MIN_FILL, _SAMPLE_SEQUENCES = 0.94, 4096  # target fill ratio of rows, and the number of sequences it is measured on
 _MAX_ROW_FACTOR = 4  # maximum lengthening of rows by a few long targets
 
@@ -96,7 +99,7 @@ class TrainingData:
     def build_samples(self, split: str, length: int, objective: Objective) -> Samples:
         """Build the samples of a split, of at most `length` tokens."""
         shards = Shards.open(self.data.path, split)
-        blocks = self.data_config.samples == "blocks" and objective.pairs is None
+        blocks = self.data_config.samples in ("blocks", "streams") and objective.pairs is None
         template = build_template(self.tokenizer, self.vocabulary, self.shape, blocks=blocks)
         if objective.pairs in ("kept", "apart"):
             return self._build_sided_samples(shards, length, objective, template)
@@ -162,17 +165,28 @@ class TrainingData:
         seed: int,
         has_fixed_slots: bool,
         cache: Path | None = None,
+        varies_windows: bool = False,
     ) -> BatchStream:
         """Build the batches of a split: rows of `length`, about `tokens` tokens per batch over all ranks.
 
         With `has_fixed_slots`, every batch has the same number of target slots and cells, so that a model compiles
-        once.
+        once. The windows of streams vary in training if `varies_windows`.
         """
         is_validation = split != "train"
         mixing = None if is_validation else self.data_config.mixing
         objective = self._fit_objective(split, self.objective.to_evaluation() if is_validation else self.objective)
         samples = self.build_samples(split, length, objective)
         corruption = objective.bind(self.vocabulary, self.shape)
+        if self.data_config.samples == "streams":
+            assert isinstance(samples, BlockSamples)
+            rows = _count_streams(samples, length, tokens, ranks, is_validation=is_validation)
+            return ContiguousStream(
+                samples,
+                BatchShape(rows=rows, length=length),
+                seed=HELD_OUT_SEED if is_validation else seed,
+                corruption=corruption,
+                varies=varies_windows and not is_validation,
+            )
         shape = _choose_shape(samples, corruption, length, tokens, ranks, mixing)
         if self.shape == "encoder-decoder" and shape.source is None:
             raise UsageError("this objective gives an encoder-decoder no source; choose another")
@@ -258,11 +272,25 @@ def _choose_shape(
         assert source is not None
         rows = floor_rows(max(tokens // (source + (target or 0)), 1))
         shape = BatchShape(rows=rows, length=target or source, source=None if target is None else source)
-    if shape.rows % ranks:
-        raise UsageError(
-            f"{shape.rows} rows of {length} tokens are not divisible by {ranks} ranks; change train.batch_tokens"
-        )
+    _check_ranks(shape.rows, length, ranks)
     return shape
+
+
+def _check_ranks(rows: int, length: int, ranks: int) -> None:
+    if rows % ranks:
+        raise UsageError(
+            f"{rows} rows of {length} tokens are not divisible by {ranks} ranks; change train.batch_tokens"
+        )
+
+
+def _count_streams(samples: BlockSamples, length: int, tokens: int, ranks: int, *, is_validation: bool) -> int:
+    """Return the number of streams: as many as windows fit into a batch, in validation a few."""
+    rows = floor_rows(max(tokens // length, 1))
+    _check_ranks(rows, length, ranks)
+    if not is_validation:
+        return rows
+    rows = min(rows, EVAL_STREAMS, samples.token_count // length)
+    return max(rows // ranks, 1) * ranks
 
 
 def _has_variable_lengths(samples: Samples, corruption: Corruption) -> bool:
@@ -347,6 +375,7 @@ def build_train_streams(
             ranks=ranks,
             seed=settings.train.seed,
             has_fixed_slots=has_fixed_slots,
+            varies_windows=settings.varies_windows,
         )
         for phase in settings.data.schedule.phases
     )

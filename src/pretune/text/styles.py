@@ -91,6 +91,13 @@ KINDS: Mapping[str, TokenizerKind] = {
         split=("whitespace", "punctuation", "ideographs"),
         unknown=True,
     ),
+    "whitespace": TokenizerKind(
+        about="words between white space, for text that is tokenized already",
+        style="plain",
+        normalise=("controls",),
+        split=("whitespace",),
+        unknown=True,
+    ),
 }
 
 STYLES: Mapping[str, TokenizerStyle] = {

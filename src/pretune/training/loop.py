@@ -92,6 +92,7 @@ class Loop:
     clip: float | None = 1.0
     precision: torch.dtype | None = None  # of autocast
     parallel_module: nn.Module | None = None  # DDP or FSDP wrapper; None: gradients are averaged after the backward
+    window: int = 0  # base length of the windows of contiguous streams
     graph_runner: CudaGraphRunner | None = None  # for models too small to launch kernels one by one
     batches: Batches = field(init=False)  # of the current run of the loop
     metric_buffer: MetricBuffer | None = None
@@ -104,8 +105,8 @@ class Loop:
         self.metric_buffer = self.metric_buffer or MetricBuffer(self.ranks.device)
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         while not should_stop(self.state):
-            set_rates(self.optimizer, self.lr_factor(self.state))
             micro_batches = next(batches)
+            set_rates(self.optimizer, self.lr_factor(self.state) * self._compute_window_factor(micro_batches[0]))
             objective, elapsed_seconds = self.module.objective, time.monotonic() - self.start_time
             step_counts = sum_step_counts(objective, micro_batches, self.ranks, self.stop_signal, elapsed_seconds)
             losses = self._compute_gradients(micro_batches, step_counts)
@@ -114,12 +115,17 @@ class Loop:
             norm = clip_gradients(parameters, self.clip)
             ok = torch.isfinite(norm) & torch.isfinite(losses.mean())
             step_if(self.optimizer, ok)
+            self.module.stream_state.finish_step(ok)
             self.optimizer.zero_grad(set_to_none=True)
             self._record(losses, ok, norm, step_counts)
             self.state.step += 1
             self._run_hooks([*self.metric_buffer.take()])
         self.flush()
         return self.state
+
+    def _compute_window_factor(self, batch: Batch) -> float:
+        """Return the factor of the rate for the length of a window (Merity et al., 2018, section 5)."""
+        return 1.0 if batch.continues is None else batch.length / self.window
 
     def flush(self) -> None:
         """Wait for the device, and pass all pending metrics to the hooks."""
@@ -146,6 +152,7 @@ class Loop:
                         "lower train.batch_tokens or data.max_length, or set train.activation_checkpointing=true"
                     ) from None
             # NOTE: outside the handler, whose traceback holds the activations.
+            self.module.stream_state.restart_step()
             self.optimizer.zero_grad(set_to_none=True)
             gc.collect()
             torch.cuda.empty_cache()

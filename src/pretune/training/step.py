@@ -6,6 +6,7 @@ so the loop never waits for the GPU.
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, Protocol, get_type_hints
 
@@ -17,7 +18,9 @@ from pretune.core.errors import CheckpointError
 from pretune.core.types import Batch, Loss
 from pretune.data.plan import BatchShape
 from pretune.models.cost import estimate_memory
+from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
+from pretune.nn.cache import Memory
 from pretune.training.config import TrainConfig
 from pretune.training.distributed import Ranks
 
@@ -79,16 +82,73 @@ class TrainingObjective(Protocol):
         """Return the summed loss of a batch."""
 
 
+class StreamState:
+    """State of contiguous streams between steps (`Batch.continues`): a memory's tensors, one row for each stream.
+
+    Each micro-batch of a step continues its part of the streams. The state is detached: gradients reach the start of a
+    window.
+    """
+
+    def __init__(self, length: int = 0) -> None:
+        self.length = length  # of a memory of attention, in tokens; 0: nothing is carried
+        self.tensors: dict[str, Tensor] = {}
+        self._parts: list[dict[str, Tensor]] = []  # after this step, of its micro-batches so far
+        self._rows = 0  # of these micro-batches
+
+    def restart_step(self) -> None:
+        """Forget the micro-batches of this step, which starts again."""
+        self._parts, self._rows = [], 0
+
+    def read(self, batch: Batch, memory: Memory) -> None:
+        """Fill the memory of the next micro-batch with the state of its streams."""
+        if batch.continues:
+            part = slice(self._rows, self._rows + batch.rows)
+            memory.load({name: tensor[part] for name, tensor in self.tensors.items()})
+
+    def write(self, batch: Batch, memory: Memory) -> None:
+        """Add the state of a micro-batch after its window."""
+        self._parts.append(memory.state_dict())
+        self._rows += batch.rows
+
+    def finish_step(self, ok: Tensor | None = None) -> None:
+        """Replace the state by that after the step; by zeros if the step is not `ok`: it may not be finite."""
+        if self._parts:
+            states = {name: torch.cat([part[name] for part in self._parts]) for name in self._parts[0]}
+            self.tensors = states if ok is None else {n: torch.where(ok, t, 0) for n, t in states.items()}
+        self.restart_step()
+
+    @contextmanager
+    def put_aside(self) -> Iterator[None]:
+        """Start without a state inside the block, and restore it afterwards: for an evaluation."""
+        tensors, self.tensors = self.tensors, {}
+        try:
+            yield
+        finally:
+            self.tensors = tensors
+            self.restart_step()
+
+
 class ModelWithLoss(nn.Module):
     """Model whose forward returns the loss, so that DDP and FSDP hooks see all of the computation."""
 
-    def __init__(self, model: nn.Module, objective: TrainingObjective) -> None:
+    def __init__(self, model: nn.Module, objective: TrainingObjective, memory: int = 0) -> None:
         super().__init__()
         self.model = model
         self.objective = objective
+        self.stream_state = StreamState(memory)
 
     def forward(self, batch: Batch) -> Loss:
-        return self.objective.loss(self.model, batch)
+        if not self.stream_state.length or getattr(batch, "continues", None) is None:
+            return self.objective.loss(self.model, batch)
+        assert isinstance(self.model, LanguageModel)
+        memory = self.model.memory = self.model.new_memory(self.stream_state.length)
+        try:
+            self.stream_state.read(batch, memory)
+            loss = self.objective.loss(self.model, batch)
+            self.stream_state.write(batch, memory)
+        finally:
+            self.model.memory = None
+        return loss
 
 
 def sum_step_counts(

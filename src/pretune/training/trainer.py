@@ -30,7 +30,13 @@ from pretune.data.plan import BatchShape
 from pretune.models.spec import Model
 from pretune.training.batch_transfer import BatchSource, BatchStats
 from pretune.training.checkpoints import Checkpoint
-from pretune.training.checkpoints.manager import CheckpointHook, CheckpointManager, collect_weights, restore_checkpoint
+from pretune.training.checkpoints.manager import (
+    CheckpointHook,
+    CheckpointManager,
+    collect_weights,
+    restore_checkpoint,
+    restore_stream_state,
+)
 from pretune.training.clock import TrainingClock, estimate_reserve
 from pretune.training.config import TrainConfig
 from pretune.training.cost import find_peak_flops
@@ -63,6 +69,7 @@ class TrainedModel:
     groups: Sequence[ParameterGroup] | None = None  # None: those of the model
     parallel: Parallel | None = None  # wrapper of several ranks; None: gradients are averaged after the backward pass
     tensor_names: frozenset[str] | None = None  # weights in checkpoints; None: all
+    memory: int = 0  # tokens of attention's memory, if the batches are windows of contiguous streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +269,7 @@ class Trainer:
     def _build_loop(self, checkpoint: Checkpoint | None) -> Loop:
         """Build the optimizer and the loop; restore weights, optimizer and train state."""
         target, config, ranks, early_stopping = self.trained, self.config, self.process.ranks, self.early_stopping
-        module = ModelWithLoss(target.model, target.objective).train()
+        module = ModelWithLoss(target.model, target.objective, target.memory).train()
         parallel_module = None if target.parallel is None else ranks.wrap(module, target.parallel)
         if early_stopping is not None and target.parallel == "fsdp":  # the wrapper has replaced the weights
             weights = collect_weights(target.model)
@@ -270,6 +277,7 @@ class Trainer:
         optimizer: Optimizer = config.optimizer.build(target.groups or build_parameter_groups(target.model))
         if checkpoint is not None:
             self.state = restore_checkpoint(checkpoint, target.model, optimizer, target.tensor_names)
+            restore_stream_state(checkpoint, module.stream_state, ranks)
             if early_stopping is not None:
                 early_stopping.restore(checkpoint)
         if ranks.device.type == "cuda" if config.compile is None else config.compile:
@@ -357,7 +365,7 @@ class Trainer:
         """Train until the end of a phase, or until the run stops early."""
         loop, state, phase, clock = self.loop, self.state, self.batches.phases[number], self.clock
         state.micro = self._count_micro_batches(phase)
-        loop.graph_runner, ranks, spec = None, loop.ranks, self.trained.spec
+        loop.graph_runner, loop.window, ranks, spec = None, phase.length, loop.ranks, self.trained.spec
         is_alone = state.micro == ranks.world == 1 and self.trained.parallel != "fsdp"
         if phase.shape is not None and ranks.device.type == "cuda" and is_alone:
             loop.graph_runner = build_cuda_graph(phase.shape, spec, self.config, ranks.device, loop.module)

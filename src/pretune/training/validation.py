@@ -23,7 +23,14 @@ from pretune.training.loop import DROPOUT, Hook, Loop
 from pretune.training.optim import use_averages
 from pretune.training.optim.sgd import ASGD
 from pretune.training.progress import OverheadEstimator
-from pretune.training.step import StepMetrics, TrainingObjective, TrainState, reduce_over_ranks
+from pretune.training.step import (
+    ModelWithLoss,
+    StepMetrics,
+    StreamState,
+    TrainingObjective,
+    TrainState,
+    reduce_over_ranks,
+)
 
 LOCAL_RANK = Ranks(torch.device("cpu"))
 """A single-rank group, for sums that stay on a rank."""
@@ -51,7 +58,8 @@ def compute_validation_loss(
     total: Loss | None = None
     try:
         # Not compiled: compiling graphs for evaluation takes longer than it saves.
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        state = module.stream_state if isinstance(module, ModelWithLoss) else StreamState()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), state.put_aside():
             for number in range(count):
                 if should_abort():
                     return None
@@ -61,6 +69,7 @@ def compute_validation_loss(
                     with torch.autocast(ranks.device.type, precision, enabled=precision is not None):
                         loss = reduce_over_ranks(module(batch.to(ranks.device)), LOCAL_RANK)
                     total = loss if total is None else total + loss
+                state.finish_step()
     finally:
         module.train(training)
         reshard(module)
@@ -339,9 +348,12 @@ def warn_of_few_evaluations(optimizer: Optim, evaluations: int, warn: Callable[[
 
 
 def build_evaluator(
-    batches: BatchSource, count: int, objective: TrainingObjective
+    batches: BatchSource, count: int, objective: TrainingObjective, parts: int | None = None
 ) -> Callable[[Loop], dict[str, float] | None]:
-    """Return the function that evaluates the current model with the objective's evaluation form."""
+    """Return the function that evaluates the current model with the objective's evaluation form.
+
+    A rank divides each batch into `parts`; None: as in training.
+    """
 
     def evaluate(loop: Loop) -> dict[str, float] | None:
         train_objective, loop.module.objective = loop.module.objective, objective
@@ -351,7 +363,7 @@ def build_evaluator(
                 batches,
                 count,
                 loop.ranks,
-                parts=loop.state.micro,
+                parts=parts or loop.state.micro,
                 precision=loop.precision,
                 should_abort=lambda: loop.ranks.max(loop.stop_signal) > 0,
             )

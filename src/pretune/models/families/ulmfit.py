@@ -6,9 +6,8 @@
 Three LSTM layers over a tied embedding, with dropout of token types, embeddings, outputs (the same units in all steps)
 and recurrent weights. Dropout rates are those of the released language model; the classifier has the paper's.
 
-Texts are blocks of 512 words with all gradients: seven windows of backpropagation through time (70 words) in one. The
-original reads the corpus in order, keeps the state from one window to the next, and draws the length of each window, so
-that the same words are not always at its end. Blocks are shuffled instead, and a state of zeros begins each.
+The language model reads 64 contiguous streams in windows of about 70 words, whose lengths vary, and carries its states
+from one window to the next (`data.samples=streams`).
 """
 
 from dataclasses import replace
@@ -75,9 +74,9 @@ ulmfit = Family(
     default="original",
     training=PaperDefaults(
         objective={"kind": "causal", "activation_penalty": 2.0, "temporal_penalty": 1.0},
-        samples="blocks",
-        lengths=(512,),
-        batch_tokens=64 * 512,
+        samples="streams",
+        lengths=(70,),
+        batch_tokens=64 * 70,
         lr=3e-3,
         width=400,
         optimizer={"kind": "adam_w", "betas": (0.8, 0.99), "eps": 1e-8, "weight_decay": 0.01},

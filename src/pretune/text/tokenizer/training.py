@@ -204,9 +204,9 @@ def train_tokenizer(
 
         tokenizer = pt.train_tokenizer("wordpiece", ["books/"], vocab=8192, lowercase=True)
 
-    Kinds: wordpiece, bpe (byte-level), unigram, characters, words. Options: style, lowercase, strip_accents,
-    min_frequency, alphabet, sample_bytes, seed (see `TokenizerConfig`). `progress` is called with the share of the
-    corpus and the bytes of text read.
+    Kinds: wordpiece, bpe (byte-level), unigram, characters, words, whitespace. Options: style, lowercase,
+    strip_accents, min_frequency, alphabet, sample_bytes, seed (see `TokenizerConfig`). `progress` is called with the
+    share of the corpus and the bytes of text read.
     """
     TokenizerConfig(kind=kind, vocab=vocab, **options)  # validates the options before reading anything
     names = [os.fspath(name) for name in ([inputs] if isinstance(inputs, str | Path) else inputs)]
@@ -323,4 +323,5 @@ _TRAINERS: dict[str, Callable[[_TrainingInputs], Model]] = {
     "unigram": _train_unigram,
     "characters": _train_characters,
     "words": _train_words,
+    "whitespace": _train_words,
 }

@@ -28,11 +28,11 @@ from pretune.training.checkpoints import (
     read_score,
     write_checkpoint,
 )
-from pretune.training.distributed import fill, unshard_all
+from pretune.training.distributed import Ranks, fill, unshard_all
 from pretune.training.loop import Loop
 from pretune.training.optim import get_state_tensors, load_state, use_averages
 from pretune.training.optim.sgd import AveragedDescent
-from pretune.training.step import StepMetrics, TrainState
+from pretune.training.step import StepMetrics, StreamState, TrainState
 
 
 class CheckpointManager:
@@ -225,8 +225,8 @@ def _format_line(checkpoint: Checkpoint, best_score: float | None) -> str:
 
 SAVE_INTERVAL_SECONDS = 300.0
 """Interval between checkpoints if no step interval is set."""
-TRIGGER_GROUP = "trigger"
-"""Tensor group with the trigger state of averaged SGD."""
+TRIGGER_GROUP, STREAM_GROUP = "trigger", "streams"
+"""Tensor groups with the trigger state of averaged SGD, and with the state of contiguous streams."""
 
 
 class CheckpointHook:
@@ -291,10 +291,12 @@ def gather_state(loop: Loop, tensor_names: Collection[str] | None = None) -> dic
     """Collect all tensors of a run, unsharded."""
     model, optimizer = loop.module.model, loop.optimizer
     trigger = {TRIGGER_GROUP: optimizer.get_trigger_state()} if isinstance(optimizer, AveragedDescent) else {}
+    states = {name: loop.ranks.gather_rows(tensor) for name, tensor in loop.module.stream_state.tensors.items()}
     return {
         "model": unshard_all(collect_weights(model, tensor_names)),
         "optimizer": unshard_all(get_state_tensors(optimizer, model)),
         **trigger,
+        **({STREAM_GROUP: states} if states else {}),
     }
 
 
@@ -328,6 +330,15 @@ def restore_checkpoint(
         optimizer.load_trigger_state(checkpoint.load_tensors(TRIGGER_GROUP))
         optimizer.swap()
     return read_state(checkpoint)
+
+
+def restore_stream_state(checkpoint: Checkpoint, state: StreamState, ranks: Ranks) -> None:
+    """Load the state of this rank's share of the streams, if the checkpoint has one."""
+    if STREAM_GROUP in checkpoint.groups:
+        tensors = checkpoint.load_tensors(STREAM_GROUP)
+        state.tensors = {
+            name: tensor.chunk(ranks.world)[ranks.rank].to(ranks.device) for name, tensor in tensors.items()
+        }
 
 
 def read_state(checkpoint: Checkpoint) -> TrainState:
