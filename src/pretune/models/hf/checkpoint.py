@@ -4,7 +4,6 @@ Everything is checked before weights are allocated: the config against the suppo
 in the safetensors headers against the spec.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from pretune.core import config, io
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, NonFiniteError, PretuneError, UsageError, suggest
-from pretune.core.hub import is_hub, resolve_path
+from pretune.core.hub import is_gguf, is_hub, resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.models import tensor_files
 from pretune.models.bidirectional_lm import BACKWARD_FOLDER as BACKWARD
@@ -27,6 +26,15 @@ from pretune.models.compact import COMPACT_FILE, compress
 from pretune.models.families import FAMILIES, find_by_model_type, get_model_types, make_missing_error
 from pretune.models.generator_discriminator import GENERATOR_FOLDER as GENERATOR
 from pretune.models.hf.config import HfConfig, is_equivalent
+from pretune.models.hf.files import (
+    CONFIG_FILE,
+    GENERATION_FILE,
+    locate_config,
+    make_generation_config,
+    read_assets,
+    read_config,
+    read_tokenizer,
+)
 from pretune.models.hf.weights import (
     HEAD_KEY,
     HeadLayout,
@@ -45,25 +53,14 @@ from pretune.models.tensor_files import TensorInfo
 NATIVE_TYPE = "pretune"
 """model_type of the native format, for models that no class of `transformers` can express."""
 
-GENERATION_FILE = "generation_config.json"
-FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
-ASSET_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
-    "added_tokens.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", GENERATION_FILE,
-)  # fmt: skip
-"""Small files that are kept with the weights unchanged."""
-
 PARTNER_FOLDERS = (GENERATOR, BACKWARD)
 """Folders inside a model directory for the second model of a pair."""
 
-CONFIG_FILE = "config.json"
 SAVED_FILES = (
     CONFIG_FILE, "adapter.json", "adapter_config.json", "adapter_model.safetensors", *tensor_files.WEIGHT_FILES
 )  # fmt: skip
 """Patterns of files that show an earlier save of a model or an adapter."""
 
-MAX_CONFIG_BYTES = 16 << 20
-MAX_ASSET_BYTES = 64 << 20
 SHARD_BYTES = 5 * 10**9
 
 
@@ -114,9 +111,9 @@ def load(
             for name in move.param_names:
                 assign(model, name, torch.zeros(sizes[name], device=device, dtype=dtype))
     model.assets.directory = str(directory) if is_hub(directory) else str(folder.resolve())
-    model.assets.files = _read_assets(folder, spec)
+    model.assets.files = read_assets(folder, spec)
     model.assets.modules = tensor_files.read_sentence_files(folder)
-    model.assets.tokenizer = _read_tokenizer(folder, spec)
+    model.assets.tokenizer = read_tokenizer(folder, spec, model.assets.files)
     return model.eval()
 
 
@@ -182,7 +179,7 @@ def _write(model: LanguageModel, folder: Path, shard: int, head: SavedHead | Non
     for name, data in assets.items():
         io.atomic_write(folder / name, data)
     if spec.decoder is not None and GENERATION_FILE not in assets:
-        io.write_json(folder / GENERATION_FILE, _make_generation_config(hf_config))
+        io.write_json(folder / GENERATION_FILE, make_generation_config(hf_config))
         names.append(GENERATION_FILE)
     names += tensor_files.write_sentence_files(folder, modules)
     io.write_manifest(folder, names)
@@ -196,7 +193,7 @@ def inspect_checkpoint(directory: str | Path) -> tuple[Model, list[Move], dict[s
 
 def read_head(folder: Path) -> tuple[HfConfig, HeadLayout | None, dict[str, TensorInfo]] | None:
     """Return the task head of a directory (config, layout of its `transformers` class, tensors), or None."""
-    hf_config = _read_config(folder)
+    hf_config = read_config(folder)
     layout = None if hf_config.get("model_type") == NATIVE_TYPE else _find_layout(hf_config)
     task = None if layout is None else layout.find_task_head(hf_config)
     if task is None and HEAD_KEY not in hf_config:
@@ -245,14 +242,14 @@ def check_weights(model: nn.Module, source: str | Path) -> None:
 
 def _examine(folder: Path, head: str | None = None) -> tuple[LanguageModel, list[Move], dict[str, TensorInfo]]:
     """Return the result of `inspect_checkpoint`, with the model on the meta device in place of the spec."""
-    if not folder.is_dir():
+    if not folder.is_dir() and not is_gguf(folder):
         if folder.exists():
-            raise CheckpointError(f"{folder}: not a directory; pass the directory of a run or a model")
+            raise CheckpointError(f"{folder}: not a directory; pass the directory of a run or a model, or a .gguf file")
         raise make_missing_error(folder)
     io.check_links(folder, CheckpointError)
-    if not (folder / CONFIG_FILE).exists():
+    if not locate_config(folder).exists():
         raise CheckpointError(f"{folder}: no {CONFIG_FILE} in it, so it is not a model; {_suggest_remedy(folder)}")
-    hf_config = _read_config(folder)
+    hf_config = read_config(folder)
     spec, rules, tensors, optional = _understand(folder, hf_config, head)
     model = build_empty(spec)
     moves = plan_moves([name for name, _ in iterate_weights(model)], rules)
@@ -278,15 +275,15 @@ def _understand(
 ) -> tuple[Model, tuple[Rule, ...], dict[str, TensorInfo], tuple[str, ...]]:
     """Return spec, rules, tensors under their full names, and optional tensors of a directory."""
     if hf_config.get("model_type") == NATIVE_TYPE:
-        with add_path(folder / CONFIG_FILE):
+        with add_path(locate_config(folder)):
             spec = _read_native(hf_config)
         tensors = tensor_files.read_headers(folder)
         if HEAD_KEY in hf_config:
             tensors, _ = split_head(tensors, None, "")
-        with add_path(folder / CONFIG_FILE):
+        with add_path(locate_config(folder)):
             _check_layers(spec, tensors)
         return spec, _make_identity_rules(spec), tensors, ()
-    with add_path(folder / CONFIG_FILE):
+    with add_path(locate_config(folder)):
         hf_config.refuse_code()
         layout = _find_layout(hf_config)
         claimed_parts, is_tied = layout.read_claims(hf_config)
@@ -295,7 +292,7 @@ def _understand(
     if task is not None or HEAD_KEY in hf_config:
         tensors, _ = split_head(tensors, task, layout.prefix)
     tensors, parts, is_tied = detect_contents(layout, claimed_parts, is_tied, tensors)
-    with add_path(folder / CONFIG_FILE):
+    with add_path(locate_config(folder)):
         if head == "tied":
             parts = add_tied_head(layout, parts, is_tied)
         spec = layout.read(hf_config, parts, is_tied=is_tied)
@@ -303,10 +300,6 @@ def _understand(
             spec = _refine_spec(hf_config, spec)
         _check_layers(spec, tensors)
     return spec, layout.get_rules(spec), tensors, layout.zeros
-
-
-def _read_config(folder: Path) -> HfConfig:
-    return HfConfig(io.read_json(folder / CONFIG_FILE, CheckpointError, MAX_CONFIG_BYTES))
 
 
 @contextmanager
@@ -410,39 +403,3 @@ def assign(model: nn.Module, name: str, tensor: Tensor) -> None:
         module._buffers[leaf] = tensor
     else:
         setattr(module, leaf, nn.Parameter(tensor))
-
-
-def _read_assets(folder: Path, spec: Model) -> dict[str, bytes]:
-    """Return the files to keep; tokens forced by an older config are moved to a `generation_config.json`."""
-    files = {}
-    for name in ASSET_FILES:
-        file = folder / name
-        if file.is_file():
-            files[name] = io.read_bounded(file, CheckpointError, MAX_ASSET_BYTES)
-    hf_config = _read_config(folder)
-    if hf_config.get("force_bos_token_to_be_generated") is True:  # the first releases of BART
-        hf_config["forced_bos_token_id"] = hf_config.get("bos_token_id", spec.special.bos)
-    forced_tokens = {name: hf_config[name] for name in FORCED_TOKENS if hf_config.get(name) is not None}
-    if forced_tokens and spec.decoder is not None and GENERATION_FILE not in files:
-        settings = {**_make_generation_config(hf_config), **forced_tokens}
-        files[GENERATION_FILE] = json.dumps(settings, indent=2, allow_nan=False).encode() + b"\n"
-    return files
-
-
-def _read_tokenizer(folder: Path, spec: Model) -> Any:
-    """Return the tokenizer of a directory, or None. Its ids must be below the model's vocabulary size."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return None
-    from pretune.text.tokenizer.files import parse_tokenizer, read_bytes
-
-    tokenizer = parse_tokenizer(read_bytes(file), str(file))
-    last = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-    if last >= spec.vocab:
-        raise CheckpointError(f"{file}: token id {last} exceeds the model's vocabulary size {spec.vocab}")
-    return tokenizer
-
-
-def _make_generation_config(hf_config: HfConfig) -> dict[str, object]:
-    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
-    return {name: hf_config[name] for name in names if hf_config.get(name) is not None}

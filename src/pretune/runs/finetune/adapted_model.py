@@ -29,6 +29,7 @@ from pretune.models.families import FAMILIES
 from pretune.models.families.shared import TuningDefaults
 from pretune.models.hf import checkpoint
 from pretune.models.hf.checkpoint import check_weights
+from pretune.models.hf.files import CONFIG_FILE
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model
 from pretune.nn.heads import get_running_statistics
@@ -166,7 +167,7 @@ def should_add_tokens(tuning: FinetuneConfig, body: LanguageModel, task: Task) -
 
 def has_backward_model(base: BaseConfig) -> bool:
     """Return whether the base has a backward language model."""
-    return (resolve_path(base.path) / BACKWARD / checkpoint.CONFIG_FILE).is_file()
+    return (resolve_path(base.path) / BACKWARD / CONFIG_FILE).is_file()
 
 
 def load_backward_model(tuning: FinetuneConfig) -> LanguageModel | None:

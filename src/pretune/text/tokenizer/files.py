@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from pretune.core import io, log
 from pretune.core.errors import CheckpointError, PretuneError, suggest_file
-from pretune.core.hub import resolve_path
+from pretune.core.hub import is_gguf, resolve_path
 from pretune.core.log import join_names
 from pretune.text.template import TEXT_A, TEXT_B, Layout, TokenTemplate
 
@@ -98,6 +98,11 @@ def encode_json(data: object) -> bytes:
 def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, object]]:
     """Read the tokenizer of a directory or a `tokenizer.json`, and the settings in its config files."""
     folder = resolve_path(path)
+    if is_gguf(folder):
+        files = read_gguf_files(folder)
+        if not files:
+            raise CheckpointError(f"{folder}: no tokenizer in it; pass the directory of a tokenizer")
+        return parse_tokenizer(files[TOKENIZER_FILE], str(folder)), json.loads(files[CONFIG_FILE])
     file = folder / TOKENIZER_FILE if folder.is_dir() else folder
     if folder.is_dir():
         io.check_links(folder, CheckpointError)
@@ -123,6 +128,21 @@ def read_bytes(file: Path) -> bytes:
         return io.read_bounded(file, CheckpointError, MAX_BYTES)
     except (OSError, ValueError) as fault:  # ValueError: a null byte in the name
         raise CheckpointError(f"{file}: cannot be read: {getattr(fault, 'strerror', None) or fault}") from fault
+
+
+def read_gguf_files(path: Path) -> dict[str, bytes]:
+    """Return the files that a directory would have in place of the tokenizer in a GGUF file."""
+    from pretune.core.gguf import read_gguf
+    from pretune.text.tokenizer.gguf import build_tokenizer
+
+    tokenizer = build_tokenizer(read_gguf(path))
+    if tokenizer is None:
+        return {}
+    content, settings = tokenizer
+    return {
+        TOKENIZER_FILE: json.dumps(content, ensure_ascii=False, allow_nan=False).encode(),
+        CONFIG_FILE: encode_json(settings),
+    }
 
 
 def parse_tokenizer(data: bytes, location: str) -> Raw:
