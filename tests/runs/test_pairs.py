@@ -211,7 +211,10 @@ def test_tasks_as_pairs(prepared: Prepared, tmp_path: Path) -> None:
         ("task:cola", "'train'"),
     ],
 )
-def test_tasks_that_are_not_there(name: str, value: str, prepared: Prepared, tmp_path: Path) -> None:
+def test_tasks_that_are_not_there(
+    name: str, value: str, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRETUNE_DATA", raising=False)  # where they may be
     folder = prepared("unigram", "sentinels") / "tokenizer"
     with pytest.raises(PretuneError, match=value) as caught:
         pt.prepare([name], tokenizer=folder, out=tmp_path / "d", data=task(tmp_path))

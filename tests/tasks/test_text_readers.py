@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pretune.core.errors import DataError
-from pretune.evaluation.prompts import PROMPTS, render_prompt
+from pretune.evaluation.generative import PROMPTS
+from pretune.evaluation.prompts import render_prompt
 from pretune.metrics.question_answering import answer_f1, coqa, triviaqa
 from pretune.tasks import TASKS
 from pretune.tasks.example import Prediction

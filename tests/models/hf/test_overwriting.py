@@ -112,10 +112,10 @@ def test_a_failed_save_of_a_pair_keeps_the_old_one(tmp_path: Path, monkeypatch: 
     checkpoint.save(pair(), tmp_path / "m", shard=20_000)
     names, write = listing(tmp_path / "m"), checkpoint._write
 
-    def write_first(part: Any, folder: Path, *rest: Any) -> None:
+    def write_first(part: Any, folder: Path, *rest: Any, **options: Any) -> None:
         if folder.name == "generator":
             raise OSError(28, "No space left on device")
-        write(part, folder, *rest)
+        write(part, folder, *rest, **options)
 
     monkeypatch.setattr(checkpoint, "_write", write_first)
     with pytest.raises(ResourceError):

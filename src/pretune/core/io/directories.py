@@ -210,7 +210,8 @@ _MODEL_FILES = (
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
     *("config_sentence_transformers.json", "sentence_*_config.json", "head.safetensors"),
     *("adapter.json", "adapter_config.json", "adapter_model.safetensors", "model.safetensors"),
-    *("model.body.safetensors", "model.safetensors.index.json", "model-?????-of-?????.safetensors"),
+    *("model.body.safetensors", "model.int8.safetensors", "model.safetensors.index.json"),
+    "model-?????-of-?????.safetensors",
 )
 _PARTNER_FOLDERS = ("generator", "backward")
 
