@@ -7,6 +7,7 @@ import pytest
 
 from pretune.cli import VERBS, _options, main, prepare
 from pretune.core.errors import UsageError
+from pretune.runs.recipes import RECIPES
 from tests.cli.asked import complete
 from tests.conftest import Capture, run_command, run_process
 from tests.selection import keep_quick
@@ -107,12 +108,14 @@ def test_names_are_those_that_verbs_take() -> None:
     assert {*FILE_TASKS} <= {*complete("evaluate", "task")}
 
 
-def test_a_family_for_the_tokens_there_are() -> None:
-    from pretune.models.families import find_style_family
-
+def test_a_style_for_the_tokens_there_are() -> None:
     styles = ("cls-sep", "s-mask", "endoftext", "sentinels", "cls-last")
-    assert all(prepare.find_family(_special(style))[0] == find_style_family(style) for style in styles)
-    assert prepare.find_family(set()) == prepare.find_family(_special("cls-sep"))
+    assert all(prepare.find_style(_special(style)) == style for style in styles)
+    assert prepare.find_style(set()) == "cls-sep" == prepare.find_style(_special("plain"), has_words=False)
+
+
+def test_a_recipe_for_the_tokens_that_it_reads() -> None:
+    assert {RECIPES.get(name).tokenizer[1]: name for name in RECIPES} == prepare.STYLE_RECIPES
 
 
 def _special(style: str) -> set[str]:

@@ -33,7 +33,7 @@ def test_text_to_shards(capsys: Capture, tmp_path: Path, given: str, tokenizer: 
         f"{name} {split.tokens:,} tokens in {split.documents} documents (0.0 MB)"
         for name, split in (("train", train), ("valid", valid))
     ]
-    follows = f"next: pretune pretrain bert-tiny --data {out} --epochs 10 --out runs/base\n"
+    follows = f"next: pretune pretrain encoder --data {out} --budget 2m --out runs/base\n"
     result, err = capsys.readouterr()
     assert result.startswith(f"{out}: ") and all(part in result for part in parts) and result.count("\n") == 1
     warning, dropped, last = err.splitlines(keepends=True)

@@ -305,9 +305,7 @@ def _global_options(
 
     From a folder of text and a labelled table to predictions:
 
-      pretune tokenizer texts/ --vocab 8000 --out tok
-      pretune prepare texts/ --tokenizer tok --out data
-      pretune pretrain bert-mini --data data --budget 10m --out runs/base
+      pretune pretrain encoder --text texts/ --budget 10m --out runs/base
       pretune finetune runs/base --train labelled.csv --out runs/tuned
       pretune predict runs/tuned --input new.csv
 

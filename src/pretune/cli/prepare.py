@@ -15,7 +15,6 @@ from pretune.core.api import Options, option, option_set
 from pretune.core.errors import UsageError
 from pretune.core.log import format_count
 from pretune.models.families import FAMILIES, find_style_family, list_sizes
-from pretune.objectives import OBJECTIVES
 from pretune.runs.options import PrepareOptions
 from pretune.text.styles import STYLES
 
@@ -26,9 +25,10 @@ if TYPE_CHECKING:
 MIN_VALID_TOKENS = 5_000
 """Below this, the validation loss is too noisy; a warning is logged."""
 SMALL_DATA_TOKENS = 300_000
-"""Below this, the smallest models train ten epochs in a minute or two."""
-MIN_DOCUMENTS = 20
-"""Below this, the validation split is too small for pairs of neighbouring sentences."""
+"""Below this, two minutes of training suffice."""
+DEFAULT_STYLE = "cls-sep"
+STYLE_RECIPES = {"cls-sep": "encoder", "endoftext": "decoder", "sentinels": "encoder-decoder"}
+"""Recipes by the style of the special tokens that they read."""
 _SMALL_MODEL = {"width": 256, "depth": 4, "heads": 4}
 
 
@@ -95,30 +95,32 @@ def _show(data: "PreparedData", as_json: bool) -> None:
 
 
 def suggest_pretraining(data: Path, split: "ShardSplit") -> list[object]:
-    """Return a command that pre-trains a small model of a matching family on prepared data for a few minutes."""
+    """Return a command that pre-trains a model on prepared data: a recipe, or a small model of a matching family."""
     tokenizer = json.loads((data / "tokenizer" / "tokenizer.json").read_text("utf-8"))
     has_words = tokenizer.get("model", {}).get("type") == "WordLevel"
     special = {str(token["content"]) for token in tokenizer.get("added_tokens", [])}
-    family, sizes = find_family(special, has_words=has_words)
-    small, is_small = [size for size in ("tiny", "mini") if size in sizes], split.tokens < SMALL_DATA_TOKENS
+    is_small = split.tokens < SMALL_DATA_TOKENS
+    options = ["--data", data, "--budget", "2m" if is_small else "10m"]
+    style = find_style(special, has_words=has_words)
+    if style in STYLE_RECIPES:
+        return ["pretrain", STYLE_RECIPES[style], *options, "--out", find_free_path("runs/base")]
+    family = find_style_family(style, has_words=has_words)
+    assert family is not None
+    sizes = list_sizes(family)
+    small = [size for size in ("tiny", "mini") if size in sizes]
     name = f"{family}-{small[0 if is_small else -1]}" if small else family
-    length = ("--epochs", "10") if is_small else ("--budget", "10m")
-    lacks_neighbors = split.documents < MIN_DOCUMENTS or 2 * split.sentences < 3 * split.documents
-    objective = ("--objective", "masked") if lacks_neighbors and _reads_pairs(family) else ()
     size = [] if small else _list_small_settings(family)
-    return ["pretrain", name, "--data", data, *objective, *length, *size, "--out", find_free_path("runs/base")]
+    return ["pretrain", name, *options, *size, "--out", find_free_path("runs/base")]
 
 
-def find_family(special: Collection[str], *, has_words: bool = True) -> tuple[str, list[str]]:
-    """Return the first family that uses these special tokens, with its sizes; else the first family.
+def find_style(special: Collection[str], *, has_words: bool = True) -> str:
+    """Return the style with most of these special tokens, of those that a family has; else the default.
 
     Without `has_words` the tokens are pieces of words, which a model of words cannot read.
     """
-
     tokens = {name: {*style.special_tokens} for name, style in STYLES.items()}
     style = max(((len(texts), name) for name, texts in tokens.items() if texts <= {*special}), default=(0, ""))[1]
-    family = find_style_family(style, has_words=has_words) or FAMILIES.list_names()[0]
-    return family, [*list_sizes(family)]
+    return style if find_style_family(style, has_words=has_words) else DEFAULT_STYLE
 
 
 def _list_small_settings(family: str) -> list[str]:
@@ -128,13 +130,6 @@ def _list_small_settings(family: str) -> list[str]:
     settings = list_settings(FAMILIES.get(family))
     options = [f"model.{name}={value}" for name, value in _SMALL_MODEL.items() if name in settings]
     return [part for option in options for part in ("--set", option)]
-
-
-def _reads_pairs(family: str) -> bool:
-    """Return whether the paper's objective needs pairs of neighbouring sentences."""
-
-    training = FAMILIES.get(family).training
-    return training is not None and OBJECTIVES.get(str(training.objective["kind"]))().pairs in ("other", "swapped")
 
 
 def _summarize(data: "PreparedData") -> str:

@@ -27,14 +27,14 @@ class PretrainMode(Options):
 
 
 def pretrain(options: PretrainOptions, mode: PretrainMode, output: OutputFormat) -> None:
-    """Pre-train a model on prepared data.
+    """Pre-train a model on text or prepared data.
 
     An interrupted run continues with --resume, with identical results.
 
-    A recipe (`pretrain encoder --text books/ --budget 10m`; also decoder and encoder-decoder) chooses everything from
-    text, device and time, and says why.
+    A recipe (encoder, decoder or encoder-decoder) chooses everything from text, device and time, and says why. Models
+    of papers (`pretrain bert-mini --data DATA --budget 10m`) read data of `pretune prepare`.
 
-    Example: pretune pretrain bert-mini --data data/books --objective masked --budget 10m --out runs/books
+    Example: pretune pretrain encoder --text texts/ --budget 10m --out runs/mine
     """
     start_time = time.monotonic()  # the budget covers the whole command
     with shut_down_cleanly():  # imports take seconds
