@@ -8,6 +8,7 @@ import pytest
 from pretune.cli import VERBS, _options, main, prepare
 from pretune.core.errors import UsageError
 from pretune.runs.recipes import RECIPES
+from pretune.text.styles import KINDS
 from tests.cli.asked import complete
 from tests.conftest import Capture, run_command, run_process
 from tests.selection import keep_quick
@@ -41,7 +42,7 @@ LINES: list[tuple[str, set[str]]] = [
     ("pretune finetune m --method lora+gr", {"lora+gradual"}),
     ("pretune finetune m --task sst2,mrp", {"sst2,mrpc"}),
     ("pretune evaluate m --task bl", {"blimp"}),
-    ("pretune tokenizer c --kind ", {"wordpiece", "bpe", "unigram", "characters", "words"}),
+    ("pretune tokenizer c --kind ", {*KINDS}),
     ("pretune pretrain x --set train.w", {"train.workers="}),
     ("pretune list me", {"methods", "metrics"}),
     ("pretune fill some/fol", set()),  # the shell's own completion of files takes over
