@@ -12,6 +12,7 @@ import pretune as pt
 from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.heads import HEADS
 from pretune.adaptation.heads.base import build_encoder_decoder_inputs
+from pretune.adaptation.heads.coreference import Coreference, encode_mentions
 from pretune.adaptation.heads.dependency import UNKNOWN_HEAD, Dependency, encode_arcs
 from pretune.adaptation.heads.sequence import Choice, Classification, build_group_labels
 from pretune.adaptation.heads.token import END, START, Generation, Span, Tagging
@@ -34,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "multi_label": {"classes": 3},
     "tagging": {"classes": 4},
     "dependency": {"classes": 3, "arc": 12, "relation": 8, "dropout": 0.0},
+    "coreference": {"hidden": 12, "max_width": 3, "ratio": 0.7, "dropout": 0.0},
 }
 
 
@@ -65,6 +67,16 @@ def sequences(head: str, which: list[int] | None = None) -> Sequences:
         distance = np.where(words % 4 == 2, -2, np.where(words == 0, 0, -1))
         more["targets"] = encode_arcs(distance, flat % 3, 3)
         more["targets"][offsets[3] - 1] = UNKNOWN_HEAD
+    elif head == "coreference":
+        more["words"] = np.ones(len(flat), dtype=bool)  # every token is a word, and three are a sentence
+        more["sentences"] = (np.arange(len(flat)) - np.repeat(offsets[:-1], LENGTHS)) % 3 == 0
+        more["targets"] = np.full(len(flat), IGNORE_INDEX)
+        for start, length in zip(offsets, LENGTHS, strict=False):
+            last = length - 1
+            places = [(0, 1), (0, 2), (last, 1)] if length > 3 else [(0, 1), (last, 1)]
+            for slot, (place, width) in enumerate(places):
+                mention = (np.array(value) for value in (place - slot, width, slot % 2 * (length > 3)))
+                more["targets"][start + slot] = encode_mentions(*mention)
     elif head == "generation":
         more["targets"] = np.where(np.arange(len(flat)) % 2 == 0, IGNORE_INDEX, flat)
     else:
@@ -89,7 +101,7 @@ def answers(model: ModelWithHead, batch: pt.Batch) -> list[torch.Tensor]:
         out = model(replace(batch, targets=None))
     if isinstance(model.spec, Dependency):  # a row for each token, a column for each head of its sequence
         return [rows[:, : 1 + len(rows)].flatten(1) for rows in batch.split(out)]
-    return batch.split(out) if isinstance(model.spec, Tagging | Span | Generation) else [*out]
+    return batch.split(out) if isinstance(model.spec, Tagging | Coreference | Span | Generation) else [*out]
 
 
 CELLS = [(family, head) for family in FAMILIES for head in HEADS]

@@ -44,7 +44,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "prompt": {"count": 2},
     "prefix": {"count": 2},
 }
-TASKS = ["classification", "tagging", "span", "choice", "generation", "multi_label", "dependency"]
+TASKS = ["classification", "tagging", "span", "choice", "generation", "multi_label", "dependency", "coreference"]
 RECURRENT_FAMILIES = {CASES[name].family for name in RECURRENT}
 USUAL = ["bert", "gpt2", "llama3", "t5", "xlnet"]
 

@@ -46,6 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "multi_label": {"classes": 3, "labels": ("a", "b", "c")},
     "tagging": {"classes": 4, "labels": ("w", "x", "y", "z")},
     "dependency": {"classes": 3, "arc": 12, "relation": 8},
+    "coreference": {"hidden": 12, "max_width": 3},
 }
 POOLINGS: dict[str, PoolingConfig] = {
     **{mode: PoolingConfig(mode=mode) for mode in get_args(PoolingMode)},

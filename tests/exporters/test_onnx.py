@@ -190,6 +190,7 @@ def test_the_check_sees_a_wrong_graph() -> None:
         ("ulmfit-original", None, "recurrent"),
         ("elmo-small", None, "recurrent"),
         ("bert-base", "dependency", "'dependency'"),
+        ("bert-base", "coreference", "'coreference'"),
     ],
 )
 def test_models_without_a_form_in_onnx(name: str, kind: Any, message: str, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from pretune.adaptation.heads.coreference import decode_mentions
 from pretune.adaptation.heads.dependency import decode_arcs
 from pretune.adaptation.heads.token import END, START
 from pretune.core.types import IGNORE_INDEX
@@ -54,6 +55,8 @@ def _logits(
     assert targets is not None
     if kind == "dependency":
         return _arcs(items, targets, len(encoder.task.labels))
+    if kind == "coreference":
+        return _links(items, targets)
     target_labels = np.where(targets == IGNORE_INDEX, 0, targets)
     if kind in ("tagging", "srl"):
         return np.eye(len(encoder.task.labels), dtype=np.float32)[target_labels]
@@ -71,3 +74,21 @@ def _arcs(items: Items, targets: Ints, classes: int) -> Floats:
                 pairs[token, 1 + token + distance if distance else 0] = 9, relation
         blocks.append(pairs.reshape(-1, 2))
     return np.concatenate(blocks)
+
+
+def _links(items: Items, targets: Ints) -> Floats:
+    """A row for each mention, with the last row before it of the same cluster."""
+    rows = np.full((len(targets), 3), -1.0, dtype=np.float32)
+    assert items.alignment is not None
+    for number in np.unique(items.examples):
+        sequences = np.flatnonzero(items.examples == number)
+        low, high = items.sequences.offsets[sequences[0]], items.sequences.offsets[sequences[-1] + 1]
+        tokens = low + np.flatnonzero(items.alignment[low:high] >= 0)
+        rows_of_clusters: dict[int, int] = {}
+        slots = low + np.flatnonzero(targets[low:high] != IGNORE_INDEX)
+        for row, slot in enumerate(slots.tolist()):
+            shift, width, cluster = (int(part) for part in decode_mentions(torch.tensor(targets[slot])))
+            first = int(np.searchsorted(tokens, slot + shift))
+            rows[low + row] = tokens[first] - low, tokens[first + width - 1] - low, rows_of_clusters.get(cluster, -1)
+            rows_of_clusters[cluster] = row
+    return rows

@@ -136,6 +136,14 @@ def _make_tree(words: tuple[str, ...], index: int) -> Example:
     return Example(text=" ".join(words), words=words, heads=tuple(heads), tags=tuple(tags))
 
 
+def _make_document(words: tuple[str, ...], index: int) -> Example:
+    """A document of two sentences, with the same cluster in both, one inside a span of another, and one alone."""
+    sentence = words[: 3 + index % 4]
+    count = len(sentence)
+    clusters = (((0, 0), (count, count)), ((0, 1), (count, count + 1)))
+    return Example(text=" ".join(sentence * 2), words=sentence * 2, sentences=(count, count), clusters=clusters)
+
+
 def _make_question(text: str, index: int) -> Example:
     if index == 3:
         return Example(text="What is not there?", pair=text)
@@ -174,6 +182,10 @@ CASES: dict[str, Case] = {
         labels=("root", "det", "dep"),
         metrics=("attachment",),
         examples=lambda: [_make_tree(words, index) for index, words in enumerate(_words())],
+    ),
+    "coreference": Case(
+        metrics=("coreference",),
+        examples=lambda: [_make_document(words, index) for index, words in enumerate(_words()) if len(words) > 2],
     ),
     "span": Case(
         metrics=("squad2",),

@@ -127,6 +127,7 @@ def test_files_of_evaluations_and_of_pairs(tmp_path: Path, capsys: pytest.Captur
         ("tagging", {"words": []}, "text"),
         ("srl", {"words": [], "predicate": None}, "text"),
         ("dependency", "", "text"),
+        ("coreference", {"sentences": []}, "text"),
         ("span", {"question": "who?", "context": None}, "context"),
         ("choice", {"text": "why?", "choices": ["a", ""]}, "choices"),
         ("generation", "\t", "text"),

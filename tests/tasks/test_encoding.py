@@ -217,6 +217,7 @@ def test_nasty_texts_give_a_finite_loss(shape: str, kind: str) -> None:
         Example(
             text=text, pair=nasty[-index] if kind in ("pair", "regression", "span") else None, label=1,
             words=(text or "x", "y"), choices=(text, "b"), target=nasty[index - 1], heads=(2, 0), predicate=0,
+            clusters=(((0, 0), (1, 1)),),
             tags={"multi-label": ("film",), "dependency": ("det", "root")}.get(kind, ("O", "O")),
         )
         for index, text in enumerate(nasty)

@@ -45,6 +45,8 @@ def check(name: str, example: Example) -> None:
         case "dependency":
             assert len(example.words) == len(example.tags) == len(example.heads) and is_tree(example.heads)
             assert {*example.tags} <= {*task.labels}
+        case "coreference":
+            assert example.clusters is not None and sum(example.sentences) == len(example.words) > 0
         case "tagging" | "srl":
             assert len(example.words) == len(example.tags) > 0
             assert {*example.tags} <= {*task.labels} and all(example.words)
@@ -163,7 +165,7 @@ def test_what_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     task = TASKS.get("cola")
     with pytest.raises(UsageError, match=r"'cola'.*'dve'.*'dev'"):
         task.find("dve", "nowhere")
-    with pytest.raises(DataError, match=r"'cola'.*'dev'.*dev\.tsv.*nowhere/cola.*--data"):
+    with pytest.raises(DataError, match=r"'cola'.*'dev'.*nowhere/cola.*--data.*dev\.tsv"):
         task.find("dev", "nowhere")
 
 

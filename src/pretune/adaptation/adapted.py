@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from pretune.adaptation.heads import HEADS
 from pretune.adaptation.heads.base import TaskHead, use_stored_pooling
+from pretune.adaptation.heads.coreference import Coreference
 from pretune.adaptation.heads.dependency import Dependency
 from pretune.adaptation.heads.sequence import Choice, Classification, MultiLabel, Regression
 from pretune.adaptation.heads.token import Generation, Span, Tagging
@@ -44,7 +45,7 @@ from pretune.training.optim import HEADS_PART, split_parts
 SEQUENCE_HEADS = (Classification, MultiLabel, Regression, Choice)
 """Heads with one output row per sequence."""
 
-SingleHead = Classification | MultiLabel | Regression | Tagging | Dependency | Span | Choice | Generation
+SingleHead = Classification | MultiLabel | Regression | Tagging | Dependency | Coreference | Span | Choice | Generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,15 @@ def _uses_vocabulary_head(head: TaskHead) -> bool:
 
 M = TypeVar("M", bound=LanguageModel | ModelWithHead)
 HeadKind = Literal[
-    "classification", "multi_label", "regression", "tagging", "dependency", "span", "choice", "generation"
+    "classification",
+    "multi_label",
+    "regression",
+    "tagging",
+    "dependency",
+    "coreference",
+    "span",
+    "choice",
+    "generation",
 ]
 
 
@@ -234,7 +243,8 @@ def add_head(
 
     Args:
         model: A pre-trained model, as returned by `pt.load`.
-        kind: "classification", "multi_label", "regression", "tagging", "dependency", "span", "choice" or "generation".
+        kind: "classification", "multi_label", "regression", "tagging", "dependency", "coreference", "span", "choice" or
+            "generation".
         labels: The names of the classes, tags or relations, in the order of their numbers (the first two, tagging and
             dependency).
         dropout: Dropout before the head; None: the head's default.

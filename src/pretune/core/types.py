@@ -58,6 +58,7 @@ class Batch:
     segments: Tensor | None = None  # [N]
     words: Tensor | None = None  # [N]
     sentences: Tensor | None = None  # [N]
+    chunks: Tensor | None = None  # [C] index of a sequence among those of its document, which follow each other
     prefix: Tensor | None = None  # [C] length of the prefix with bidirectional attention
     order: Tensor | None = None  # [N] factorisation rank
     view: Tensor | None = None  # [C] mask kind

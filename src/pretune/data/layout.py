@@ -11,6 +11,7 @@ order. Legend: S sequences, B sequences of a batch.
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +32,9 @@ def lay_out(sequences: Sequences, row: Ints, shape: BatchShape) -> Batch:
 
     `row` holds the row of each sequence, in ascending order. The batch has all fields that the sequences have. Per
     token: targets, segments, factorisation rank, masked span, and the index of the word and of the sentence inside the
-    sequence (-1 for filler). Per sequence: prefix, view and label. Per token or sequence: logits of a teacher, and
-    features. Rows may be empty. The shape fixes the number of cells and target slots: spare cells are empty and at the
-    end, spare slots have the label -100 and the index 0.
+    sequence (-1 for filler). Per sequence: chunk, prefix, view and label. Per token or sequence: logits of a teacher,
+    and features. Rows may be empty. The shape fixes the number of cells and target slots: spare cells are empty and at
+    the end, spare slots have the label -100 and the index 0.
     Raises `UsageError` if the rows are invalid or a row, or the target slots, have too little room.
     """
     if len(row) != len(sequences) or (len(row) and (row[0] < 0 or row[-1] >= shape.rows or (np.diff(row) < 0).any())):
@@ -97,6 +98,7 @@ class _SideLayout:
             sentences=self._place_tokens(_number_groups(sequences.sentences, sequences), -1),
             order=self._place_tokens(sequences.order, 0),
             blanks=self._place_tokens(sequences.blanks, -1),
+            chunks=self._place_cells(sequences.chunks, 0),
             prefix=self._place_cells(sequences.prefix, 0),
             view=self._place_cells(sequences.view, 0),
             labels=self._place_cells(sequences.labels, IGNORE_INDEX),
@@ -288,9 +290,23 @@ def pack_batches(sequences: Sequences, *, tokens: int, device: str = "cpu") -> I
 
 def pack_in_order(sequences: Sequences) -> Batch:
     """Return one batch of all sequences in their order, with rows as long as the longest sequence or source."""
+    return _fill_in_order(sequences)[1]
+
+
+def pack_documents(sequences: Sequences, *, tokens: int) -> Iterator[PackedBatch]:
+    """Yield all sequences in their order, in batches of about `tokens` tokens; those of a document are in one batch."""
+    firsts = np.flatnonzero(sequences.chunks == 0)
+    group = sequences.offsets[firsts] // tokens
+    for start, end in pairwise([*firsts[np.append(True, np.diff(group) > 0)], len(sequences)]):
+        indices = np.arange(start, end)
+        yield PackedBatch(indices, *_fill_in_order(sequences.take(indices)))
+
+
+def _fill_in_order(sequences: Sequences) -> tuple[Ints, Batch]:
+    """Return the row of each sequence, and the batch."""
     lengths = sequences.lengths if sequences.source is None else sequences.source.lengths
-    length = int(lengths.max())
-    return _lay_out(sequences, next_fit(lengths, length), length, sequences.source is not None)
+    rows = next_fit(lengths, int(lengths.max()))
+    return rows, _lay_out(sequences, rows, int(lengths.max()), sequences.source is not None)
 
 
 def _lay_out(sequences: Sequences, rows: Ints, length: int, is_by_source: bool) -> Batch:

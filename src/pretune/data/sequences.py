@@ -57,7 +57,7 @@ PER_TOKEN = (
     *("token_logits", "token_features"),
 )
 PER_SEQUENCE = (
-    *("samples", "epochs", "sources", "sides", "prefix", "view", "labels"),
+    *("samples", "epochs", "sources", "sides", "chunks", "prefix", "view", "labels"),
     *("sequence_logits", "sequence_features"),
 )
 """Fields of `Sequences` with one value per token, and with one value per sequence."""
@@ -85,6 +85,7 @@ class Sequences:
     epochs: Ints | None = None  # [S] earlier reads of the sample
     sources: Ints | None = None  # [S] index of the source
     sides: Ints | None = None  # [S] start of the second side, 0 if there is none
+    chunks: Ints | None = None  # [S] index of the sequence among those of its document
     prefix: Ints | None = None  # [S] length of the prefix with bidirectional attention
     view: Ints | None = None  # [S] mask kind
     labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none; [S, K] for several

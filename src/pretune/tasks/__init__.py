@@ -49,6 +49,7 @@ TASKS: "Registry[Task]" = Registry(
         "ud_ewt_dep": "pretune.tasks.benchmarks.conll:UD_EWT_DEP",
         "conll2005_srl": "pretune.tasks.benchmarks.conll:CONLL2005",
         "conll2012_srl": "pretune.tasks.benchmarks.conll:CONLL2012",
+        "conll2012_coref": "pretune.tasks.benchmarks.coreference:CONLL2012_COREF",
         "sts12-16": "pretune.tasks.benchmarks.evaluation:STS",
         "sts12": "pretune.tasks.benchmarks.evaluation:STS12",
         "sts13": "pretune.tasks.benchmarks.evaluation:STS13",

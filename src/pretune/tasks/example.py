@@ -6,6 +6,7 @@
     tagging          words, tags (one per word), text (original text, or the words joined by spaces)
     srl              words, predicate (index of the word whose arguments are tagged), tags
     dependency       words, heads (one per word, from 1; 0 is the root), tags (relations)
+    coreference      words, sentences (words of each), clusters (of mentions: first and last word, both inclusive)
     span             text (the question), pair (the passage), spans and answers (none: no answer)
     choice           text, choices, label (index of the correct one), pair (if the question is separate)
     generation       text, target
@@ -21,6 +22,11 @@ A prediction has the same fields as the label, probabilities or scores of the op
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+Mention = tuple[int, int]
+"""First and last word of a mention in its document, both inclusive."""
+Clusters = tuple[tuple[Mention, ...], ...]
+"""Clusters of mentions of the same thing, in the order of their first mentions."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
@@ -34,6 +40,8 @@ class Example:
     tags: tuple[str, ...] = ()
     predicate: int | None = None
     heads: tuple[int, ...] = ()  # number of each word's head, from 1; 0 is the root
+    sentences: tuple[int, ...] = ()  # number of words of each sentence
+    clusters: Clusters | None = None  # None: unknown
     spans: tuple[tuple[int, int], ...] = ()
     answers: tuple[str, ...] = ()
     target: str | None = None
@@ -61,6 +69,8 @@ class Prediction:
     value: float | None = None
     tags: tuple[str, ...] = ()
     heads: tuple[int, ...] = ()
+    clusters: Clusters = ()
+    mentions: tuple[tuple[str, ...], ...] = ()  # texts of the mentions of each cluster
     text: str | None = None
     span: tuple[int, int] | None = None
     null_score_diff: float | None = None  # score of no answer minus that of the best answer

@@ -16,7 +16,7 @@ from torch import nn
 
 from pretune.adaptation.adapted import ModelWithHead
 from pretune.core.errors import UsageError
-from pretune.data.layout import PackedBatch, pack_batches
+from pretune.data.layout import PackedBatch, pack_batches, pack_documents
 from pretune.data.sequences import compute_starts, spread
 from pretune.inference.decode import generate_tokens
 from pretune.inference.generation_config import BeamSearch, GenerationConfig, GenerationTokens, GreedySearch
@@ -91,7 +91,14 @@ def compute_logits(
     logits: Floats | None = None
     count_done = 0
     tokens = _choose_batch_tokens(model, tokens, device.type)
-    parts = [*pack_batches(sequences, tokens=tokens, device=device.type)]
+    has_chunks = sequences.chunks is not None and bool(sequences.chunks.any())
+    parts = [
+        *(
+            pack_documents(sequences, tokens=tokens)
+            if has_chunks
+            else pack_batches(sequences, tokens=tokens, device=device.type)
+        )
+    ]
     with eval_mode(model), torch.compiler.set_stance("force_eager"):
         results = map_batches(compute, parts, tokens=tokens, device=device)
         for part, values in zip(parts, results, strict=True):

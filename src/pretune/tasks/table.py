@@ -38,6 +38,8 @@ _COLUMNS = """
     words: words tokens
     tags: tags ner_tags pos_tags labels
     relations: relations deprels deprel tags labels
+    document words: sentences words tokens
+    clusters: clusters coref coreference
     question: question query
     passage: context passage document text
     answer: answer answers

@@ -29,8 +29,8 @@ from pretune.tasks.table_reader import (
 from pretune.tasks.task import Task
 from pretune.tasks.types import TASK_TYPES, TYPE_ALIASES, get_type, list_type_options
 
-WORD_ANSWERS = ("tags", "tree")
-"""Answers of each word of a sentence, which CoNLL files have."""
+WORD_ANSWERS = ("tags", "tree", "clusters")
+"""Answers about the words of a sentence or document, which CoNLL files have."""
 
 
 def build_user_task(

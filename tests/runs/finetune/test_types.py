@@ -66,6 +66,7 @@ ROWS: dict[str, Any] = {
     "tagging": {"words": ["the", "grey", "sea"], "tags": ["O", "B-COLOUR", "O"]},
     "srl": {"words": ["the", "sea", "sings"], "predicate": 2, "tags": ["B-A0", "I-A0", "O"]},
     "dependency": {"words": ["the", "grey", "sea"], "heads": [3, 3, 0], "relations": ["det", "amod", "root"]},
+    "coreference": {"sentences": [["the", "sea", "sings"], ["it", "sleeps"]], "clusters": [[[0, 1], [3, 3]]]},
     "multi-label": {"text": "the grey sea", "labels": ["water", "colour"]},
 }
 
@@ -76,7 +77,13 @@ def test_other_types_of_a_table(base: Path, tmp_path: Path, type: str, capsys: C
     table.write_text("".join(json.dumps({**ROWS[type], "id": at}) + "\n" for at in range(20)))
     assert run(base, table, tmp_path / "run", type=type, baselines="majority")["type"] == type
     said = pt.predict(tmp_path / "run", [ROWS[type]])[0]
-    fields = {"choice": "label", "span": "span", "multi-label": "labels", "dependency": "heads"}
+    fields = {
+        "choice": "label",
+        "span": "span",
+        "multi-label": "labels",
+        "dependency": "heads",
+        "coreference": "clusters",
+    }
     assert fields.get(type, "tags") in said
     assert main(["--quiet", "predict", str(tmp_path / "run"), f"--input={table}"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 20

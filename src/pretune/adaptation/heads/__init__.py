@@ -19,6 +19,7 @@ HEADS: "Registry[type[TaskHead]]" = Registry(
         "regression": "pretune.adaptation.heads.sequence:Regression",
         "tagging": "pretune.adaptation.heads.token:Tagging",
         "dependency": "pretune.adaptation.heads.dependency:Dependency",
+        "coreference": "pretune.adaptation.heads.coreference:Coreference",
         "span": "pretune.adaptation.heads.token:Span",
         "choice": "pretune.adaptation.heads.sequence:Choice",
         "generation": "pretune.adaptation.heads.token:Generation",

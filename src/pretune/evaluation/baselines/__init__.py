@@ -42,6 +42,8 @@ BASELINES: "Registry[type[Baseline]]" = Registry(
         "window_tags": "pretune.evaluation.baselines.tagging:WindowTags",
         "adjacent_head": "pretune.evaluation.baselines.tagging:AdjacentHead",
         "bilstm_parser": "pretune.evaluation.baselines.tagging:BiLSTMParser",
+        "same_words": "pretune.evaluation.baselines.mentions:SameWords",
+        "nearest_mention": "pretune.evaluation.baselines.mentions:NearestMention",
         "frequent_place": "pretune.evaluation.baselines.answers:FrequentPlace",
         "tfidf": "pretune.evaluation.baselines.answers:SimilarWords",
         "choice_vectors": "pretune.evaluation.baselines.answers:SimilarVectors",

@@ -19,7 +19,7 @@ TASKS_BY_LICENCE: Mapping[str, str] = {
     "MIT": "swag hellaswag commonsenseqa",
     "Microsoft Research data licence": "mrpc",
     "MPQA licence": "mpqa",
-    "LDC user agreement": "conll2005_srl conll2012_srl",
+    "LDC user agreement": "conll2005_srl conll2012_srl conll2012_coref",
     "Reuters corpus, research use": "conll2003",
     "terms of Quora, non-commercial": "qqp",
     "research use": "multirc emotion",

@@ -25,6 +25,7 @@ TASK_TYPES: "Registry[TaskType]" = Registry(
         "tagging": "pretune.tasks.types.tagging:TAGGING",
         "srl": "pretune.tasks.types.semantic_roles:SEMANTIC_ROLES",
         "dependency": "pretune.tasks.types.dependency:DEPENDENCY",
+        "coreference": "pretune.tasks.types.coreference:COREFERENCE",
         "span": "pretune.tasks.types.span:SPAN",
         "choice": "pretune.tasks.types.choice:CHOICE",
         "generation": "pretune.tasks.types.text_to_text:GENERATION",

@@ -42,7 +42,7 @@ MAX_ROW_CHARACTERS = 600
 
 SecondText = Literal["none", "optional", "required"]
 """Second text of the inputs of a type."""
-Gold = Literal["class", "option", "labels", "score", "tags", "tree", "span", "text"]
+Gold = Literal["class", "option", "labels", "score", "tags", "tree", "clusters", "span", "text"]
 """Form of the answer of an example."""
 ANSWER_FIELDS: Mapping[Gold, str] = {
     "class": "label",
@@ -51,6 +51,7 @@ ANSWER_FIELDS: Mapping[Gold, str] = {
     "score": "score",
     "tags": "tags",
     "tree": "heads",
+    "clusters": "clusters",
     "span": "text",
     "text": "text",
 }
@@ -327,6 +328,9 @@ def _collect(values: str, task: Task, examples: Examples, predictions: Predictio
                 return gold, [list(prediction.tags) for prediction in predictions]
             trees = [[*zip(example.heads, tags, strict=True)] for example, tags in zip(examples, gold, strict=True)]
             return trees, [[*zip(tree.heads, tree.tags, strict=True)] for tree in predictions]
+        case "clusters":
+            gold = require([example.clusters for example in examples])
+            return gold, [prediction.clusters for prediction in predictions]
         case "answers":
             return [list(example.answers) for example in examples], [_read_answer(*pair) for pair in pairs]
         case "texts":
