@@ -291,7 +291,7 @@ class TestSettings:
 
     def test_every_setting_is_in_the_command(self, tokenizer: Path) -> None:
         names = {field.name for field in dataclasses.fields(PrepareConfig)}
-        assert names == {"by", "field", "errors", "clean", "near", "holdout", "lang", "sentences", "licence"}
+        assert names == {"by", "field", "errors", "clean", "near", "holdout", "lang", "sentences", "licence", "keep"}
 
 
 def test_a_handle_is_a_path(corpus: str, tokenizer: Path, tmp_path: Path) -> None:

@@ -60,6 +60,43 @@ class CardSample(TypedDict):
     text: str
 
 
+class QualityFit(TypedDict):
+    """Samples of a quality filter, and its accuracy on held-out documents."""
+
+    reference_documents: Count
+    corpus_documents: Count
+    accuracy: Number | None
+
+
+class QualitySource(TypedDict):
+    """Documents of a source before and after a quality filter, and their mean score."""
+
+    source: str
+    documents: Count
+    kept_documents: Count
+    score: Number
+
+
+class QualityExample(TypedDict):
+    """The start of a document that a quality filter kept or dropped."""
+
+    is_kept: bool
+    score: Number
+    source: str
+    text: str
+
+
+class CardQuality(QualityFit):
+    """Outcome of a quality filter."""
+
+    keep: Number | None
+    shift: Number
+    kept_documents: Count
+    dropped_documents: Count
+    sources: list[QualitySource]
+    examples: list[QualityExample]
+
+
 class CardFile(TypedDict):
     """card.json of prepared data."""
 
@@ -70,6 +107,7 @@ class CardFile(TypedDict):
     filters: NotRequired[dict[str, FilterCounts]]
     dropped: NotRequired[dict[str, Count] | None]
     lacking: NotRequired[str | None]
+    quality: NotRequired[CardQuality | None]
     samples: NotRequired[list[CardSample]]
     tokenizer: NotRequired[CardTokenizer | None]
     command: NotRequired[str]
@@ -99,6 +137,7 @@ class SliceFile(TypedDict):
     units: list[str]
     sources: list[SourceRecord]
     opened: dict[str, Count]
+    quality: NotRequired[QualityFit]
 
 
 @dataclass(frozen=True, slots=True)

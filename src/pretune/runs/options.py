@@ -207,6 +207,10 @@ class PrepareOptions(Options):
         names=("pretune.text.cleaning:PRESETS", "pretune.text.cleaning:CLEANERS"),
         separator=",",
     )
+    quality: Sequence[StrPath] | None = option(
+        "--quality REFERENCE", "Good text: drop documents unlike it. Repeatable.", kind=list[str]
+    )
+    keep: str | float | None = option("--keep SHARE", "Share of documents that --quality keeps: 30%.", kind=str)
     near: float | None = option("--near SHARE", "Drop near-duplicates of at least this Jaccard similarity: 0.8.")
     data: StrPath | None = TASK_DATA.field()
     lang: str = option("--lang CODE", "Language, for sentence splitting.", default="auto")

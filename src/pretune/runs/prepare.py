@@ -49,6 +49,8 @@ def prepare(options: PrepareOptions) -> PreparedData:
         field: Text field of tables.
         errors: Treatment of invalid UTF-8.
         clean: Names of cleaning filters.
+        quality: Good text, the reference of a quality filter (`pretune.text.quality`); None keeps all text.
+        keep: Share of the documents that the quality filter keeps; None for the published threshold.
         near: Similarity (0 to 1) from which near duplicates are dropped; None keeps them.
         data: Directory of the tasks in `inputs` and `valid`, by default $PRETUNE_DATA.
         lang: Language code for the sentence splitter; "auto" detects the language.
@@ -70,11 +72,11 @@ def prepare(options: PrepareOptions) -> PreparedData:
 
 def run_prepare(options: PrepareOptions) -> PreparedData:
     """Tokenize text into shards; tasks are replaced by their examples."""
-    inputs: Inputs = options.inputs
-    valid: Inputs | None = options.valid or None
-    if not isinstance(inputs, str) and any(_is_task(name) for name in (*options.inputs, *(options.valid or ()))):
-        inputs = _open_tasks(options.inputs, options.data)
-        valid = _open_tasks(options.valid, options.data) if options.valid else None
+    inputs: Inputs = _open_tasks(options.inputs, options.data)
+    valid = _open_tasks(options.valid, options.data) if options.valid else None
+    quality = _open_tasks(options.quality, options.data) if options.quality else None
+    if options.keep is not None and not quality:
+        raise UsageError("keep is the share that a quality filter keeps: pass good text with --quality, too")
     if options.tokenizer is None:
         raise UsageError("missing option '--tokenizer'; train one with `pretune tokenizer`")
     clean, licence = options.clean, options.licence
@@ -88,6 +90,7 @@ def run_prepare(options: PrepareOptions) -> PreparedData:
         lang=options.lang,
         sentences=options.sentences,
         licence=tuple([licence] if isinstance(licence, str) else licence),
+        keep=None if options.keep is None else _parse_keep(options.keep),
     )
     return work(
         inputs,
@@ -95,6 +98,7 @@ def run_prepare(options: PrepareOptions) -> PreparedData:
         tokenizer=options.tokenizer,
         out=options.out,
         valid=valid,
+        quality=quality,
         workers=options.workers,
         shard=options.shard,
         overwrite=options.overwrite,
@@ -110,7 +114,16 @@ def _parse_holdout(holdout: str | float, valid: Inputs | None) -> float:
     return 0.0
 
 
-def _open_tasks(names: Sequence[StrPath], data: StrPath | None) -> list[StrPath | CorpusItem]:
+def _parse_keep(keep: str | float) -> float:
+    share = parse_share(keep, "keep")
+    if not share:
+        raise UsageError(f"keep must be above 0 %, since no text would remain, got '{str(keep)[:40]}'")
+    return share
+
+
+def _open_tasks(names: Sequence[StrPath], data: StrPath | None) -> Inputs:
+    if isinstance(names, str):
+        return names  # refused where inputs are opened
     return [_build_task_pairs(name, data) if _is_task(name) else name for name in names]
 
 

@@ -50,7 +50,7 @@ class NearDuplicates:
 
     def compute_signature(self, text: str) -> NDArray[np.uint32]:
         """Return the minima of all hash functions over the word n-grams; a pure function, safe in any process."""
-        hashes = np.array([*map(zlib.crc32, _split_words(text))] or [0], dtype=np.uint64)
+        hashes = np.array([*map(zlib.crc32, split_words(text))] or [0], dtype=np.uint64)
         n = min(self._ngram, len(hashes))
         runs = np.zeros(len(hashes) - n + 1, dtype=np.uint64)
         for place in range(n):
@@ -84,7 +84,7 @@ class NearDuplicates:
         return [*mix_array((_SEED,), (rows * self._band_factor).sum(axis=1)).tolist()]
 
 
-def _split_words(text: str) -> list[bytes]:
+def split_words(text: str) -> list[bytes]:
     """Return the words of a text in lower case; its characters in scripts without spaces."""
     lower = text.lower()
     if not text.isascii():

@@ -16,9 +16,10 @@ from pretune.core import __version__
 from pretune.core.io import atomic_write, write_json
 from pretune.core.log import format_count, format_markdown
 from pretune.data.prepare.dedup_split import SplitFacts, SplitResult, describe_shortfall
+from pretune.data.prepare.quality import EXCERPT_TOKENS, decode_excerpt
 from pretune.data.prepare.settings import MAX_VALID_TOKENS, MIN_VALID_DOCUMENTS, MIN_VALID_TOKENS, Recipe, format_value
 from pretune.data.prepare.stage import StageReader
-from pretune.data.prepared_data import CARD_FILE, CardSample, SourceRecord
+from pretune.data.prepared_data import CARD_FILE, CardQuality, CardSample, SourceRecord
 from pretune.data.shards import Shards
 from pretune.text.cleaning import group_counts
 from pretune.text.corpora import CorpusSource
@@ -27,8 +28,6 @@ from pretune.text.tokenizer.sample import rank_by_count
 
 CARD_MARKDOWN = "card.md"
 _SAMPLE_COUNT = 3
-_SAMPLE_TOKENS = 64
-_SAMPLE_LENGTH = 300
 
 
 def describe_sources(sources: Sequence[CorpusSource]) -> list[SourceRecord]:
@@ -61,8 +60,9 @@ def format_command(recipe: Recipe) -> str:
     words += ["--tokenizer", "DATA/tokenizer", "--out", "DATA"]
     words += [word for name, _ in recipe.valid for word in ("--valid", name)]
     words += [word for text in settings.licence for word in ("--licence", text)]
+    words += [word for name, _ in recipe.reference for word in ("--quality", name)]
     defaults = type(settings)()
-    for name in ("holdout", "by", "field", "errors", "clean", "near", "lang", "sentences"):
+    for name in ("holdout", "by", "field", "errors", "clean", "near", "lang", "sentences", "keep"):
         value = getattr(settings, name)
         if value != getattr(defaults, name) and not (name == "holdout" and recipe.valid):
             words += [f"--{name}", ",".join(value) if isinstance(value, tuple) else f"{value}"]
@@ -90,6 +90,7 @@ def _build_card(
         "filters": group_counts(counts, filters),
         "dropped": result.drop_counts,
         "splits": {name: _describe_split(facts) for name, facts in result.facts.items()},
+        **({"quality": result.quality} if result.quality else {}),
         "lacking": describe_shortfall(result.facts, recipe),  # shortfall of the validation split
         "samples": _sample_documents(folder, tokenizer),
         "settings": {name: value for name, value in recipe.to_dict().items() if name != "corpus"},
@@ -124,9 +125,8 @@ def _sample_documents(folder: Path, tokenizer: Tokenizer) -> list[CardSample]:
     samples: list[CardSample] = []
     for number in sorted({count * part // _SAMPLE_COUNT for part in range(_SAMPLE_COUNT)}):
         start, stop = (int(value) for value in shards.documents[number : number + 2])
-        text = tokenizer.decode([int(token) for token in shards.read_tokens(start, min(stop, start + _SAMPLE_TOKENS))])
-        cut = stop - start > _SAMPLE_TOKENS or len(text) > _SAMPLE_LENGTH
-        text = " ".join(text[:_SAMPLE_LENGTH].split()) + (" …" if cut else "")
+        ids = shards.read_tokens(start, min(stop, start + EXCERPT_TOKENS)).tolist()
+        text = decode_excerpt(tokenizer, ids, stop - start)
         samples.append({"document": number, "source": shards.index.sources[shards.sources[number]], "text": text})
     return samples
 
@@ -163,6 +163,7 @@ def render_markdown(card: Mapping[str, Any]) -> str:
         languages=", ".join(f"{name} {share:.1%}" for name, share in card["languages"].items()) or "unknown",
         documents_read=card["documents_read"],
         dropped=_render_dropped(card),
+        quality=_render_quality(card["quality"]) if "quality" in card else "",
         samples="".join(map(_render_sample, card["samples"])),
         settings=format_markdown(
             ["setting", "value"],
@@ -219,6 +220,31 @@ def _render_dropped(card: Mapping[str, Any]) -> str:
         for key in ("skipped", "dropped")
     )
     return format_markdown(["reason", "kept", "changed", "dropped"], [*skip_rows, *filters, *drop_rows], text_columns=1)
+
+
+def _render_quality(quality: CardQuality) -> str:
+    accuracy, keep, shift = quality["accuracy"], quality["keep"], quality["shift"]
+    sources = [
+        [_escape_cell(row["source"]), f"{row['documents']:,}", f"{row['kept_documents']:,}", f"{row['score']:.2f}"]
+        for row in quality["sources"]
+    ]
+    examples = [
+        f"> {_escape_cell(example['text'])}\n>\n> ({'kept' if example['is_kept'] else 'dropped'}, "
+        f"score {example['score']:.2f}, {_escape_cell(example['source'])})\n\n"
+        for example in quality["examples"]
+    ]
+    return (
+        f"## Quality filter\n\nA linear classifier of hashed n-grams, trained on {quality['reference_documents']:,} "
+        f"documents of the reference and {quality['corpus_documents']:,} of the text"
+        f"{'' if accuracy is None else f' (accuracy {accuracy:.1%} on held-out documents)'}. A document's score is its "
+        f"log odds of being of the reference"
+        f"{'' if keep is None else f', plus {shift:.2f} to keep {keep:.2%}'}. It stays if noise of "
+        f"pareto(9) is above 1 - sigmoid(score): kept {quality['kept_documents']:,}, "
+        f"dropped {quality['dropped_documents']:,}.\n\n"
+        + format_markdown(["source", "documents", "kept", "mean score"], sources, text_columns=1)
+        + "\n\n"
+        + "".join(examples)
+    )
 
 
 def _escape_cell(text: str) -> str:

@@ -5,7 +5,8 @@ All documents are assigned before the first one is written:
 1. Exact duplicates are dropped: the text equals an earlier one except for white space and Unicode form. Training
    documents that are also in given validation text are dropped too.
 2. With `near`, near duplicates of a kept document are dropped.
-3. The validation split has at most `MAX_VALID_TOKENS` tokens: the documents with the smallest hashes, so every source
+3. With a quality filter, documents of low quality are dropped (`quality`).
+4. The validation split has at most `MAX_VALID_TOKENS` tokens: the documents with the smallest hashes, so every source
    keeps its share. If the hashes select less than a usable split, the documents with the next hashes are added, up to
    a tenth of all tokens (`MAX_VALID_SHARE`).
 """
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from pretune.core.errors import DataError
 from pretune.core.log import format_count
 from pretune.data.prepare.encoding import Ints
+from pretune.data.prepare.quality import EXCERPT_TOKENS, QualitySelection, decode_excerpt
 from pretune.data.prepare.settings import (
     MAX_VALID_SHARE,
     MAX_VALID_TOKENS,
@@ -31,12 +33,15 @@ from pretune.data.prepare.settings import (
     Recipe,
 )
 from pretune.data.prepare.stage import Piece, StageReader
+from pretune.data.prepared_data import CardQuality
 from pretune.data.sequences import Bools, spread
 from pretune.data.shards import ShardSplit, ShardWriter, choose_token_dtype
 from pretune.text.neardup import NearDuplicates
 from pretune.text.tokenizer import Tokenizer
 
 SPLITS = ("train", "valid")
+Excerpts = dict[int, tuple[list[int], int]]
+"""First tokens and length of documents, by number."""
 _DROP, _TRAIN, _VALID = -1, 0, 1  # assignment of a document; _TRAIN and _VALID are indices into SPLITS
 _QUANTILES = (0, 5, 25, 50, 75, 95, 100)
 
@@ -63,6 +68,7 @@ class SplitResult:
     splits: dict[str, ShardSplit]
     facts: dict[str, SplitFacts]
     drop_counts: dict[str, int]
+    quality: CardQuality | None
 
 
 def write_splits(
@@ -84,9 +90,10 @@ def write_splits(
         name: np.concatenate([stage.read_column(name) for stage in stages])
         for name in ("lengths", "sizes", "sides", "sources")
     }
-    fate, drop_counts = assign_splits(stages, recipe, columns["lengths"])
+    fate, drop_counts, quality = assign_splits(stages, recipe, columns["lengths"])
     _check_remaining_text(fate, drop_counts, stages, recipe)
     word_counts = {name: Counter[str]() for name in SPLITS}
+    excerpts: Excerpts = dict.fromkeys(quality.list_examples() if quality else (), ([], 0))
     writers: dict[str, ShardWriter] = {}
     selections = {name: fate == number for number, name in enumerate(SPLITS) if (fate == number).any()}
     dtype, vocab = choose_token_dtype(tokenizer.vocab), tokenizer.vocab
@@ -94,8 +101,14 @@ def write_splits(
         for name, selection in selections.items():
             writer = ShardWriter(folder / name, dtype, vocab=vocab, has_sides=bool(columns["sides"][selection].any()))
             writers[name] = stack.enter_context(writer)
-        _write_documents(stages, writers, fate, columns, word_counts, tokenizer.special.get("unk"), remove)
-    result = SplitResult({}, {}, drop_counts)
+        _write_documents(
+            stages, writers, fate, columns, word_counts, tokenizer.special.get("unk"), excerpts, remove=remove
+        )
+    result = SplitResult({}, {}, drop_counts, None)
+    if quality is not None:
+        texts = {number: decode_excerpt(tokenizer, ids, length) for number, (ids, length) in excerpts.items()}
+        settings, fit = recipe.settings, stages[0].facts["quality"]
+        result.quality = quality.describe(fit, settings.keep, recipe.names, columns["sources"], texts)
     for name, selection in selections.items():
         split = ShardSplit(shards=tuple(writers[name].shards), bytes=int(columns["sizes"][selection].sum()))
         result.splits[name] = split
@@ -105,8 +118,11 @@ def write_splits(
 
 def assign_splits(
     stages: Sequence[StageReader], recipe: Recipe, lengths: Ints
-) -> tuple[NDArray[np.int8], dict[str, int]]:
-    """Assign every document to a split or drop it; also return the number of dropped documents by reason."""
+) -> tuple[NDArray[np.int8], dict[str, int], QualitySelection | None]:
+    """Assign every document to a split or drop it.
+
+    Also returns the number of dropped documents by reason, and the outcome of the quality filter.
+    """
     keys = np.concatenate([stage.read_column("keys") for stage in stages])
     is_held_out: Bools = np.concatenate([stage.read_column("held") for stage in stages])
     number = np.arange(len(keys))
@@ -117,6 +133,12 @@ def assign_splits(
     if recipe.settings.near is not None:
         is_near_duplicate = _find_near_duplicates(stages, recipe.settings.near, ~is_duplicate & (lengths > 0))
     keep = ~is_duplicate & ~is_near_duplicate & (lengths > 0)
+    quality: QualitySelection | None = None
+    if recipe.reference:
+        scores = np.concatenate([stage.read_column("scores") for stage in stages])
+        is_candidate = keep & ~is_held_out if recipe.valid else keep
+        quality = QualitySelection.select(scores, keys[:, 1], is_candidate, recipe.settings.keep)
+        keep = keep & ~quality.is_dropped
     if not recipe.valid:
         is_held_out = _hold_out(keep, is_held_out, keys[:, 0], lengths, recipe.settings.holdout)
     fate = np.where(keep, np.where(is_held_out, _VALID, _TRAIN), _DROP).astype(np.int8)
@@ -126,7 +148,9 @@ def assign_splits(
         "also_in_validation": int(is_leak.sum()),
         "near_duplicates": int(is_near_duplicate.sum()),
     }
-    return fate, drop_counts
+    if quality is not None:
+        drop_counts["low_quality"] = int(quality.is_dropped.sum())
+    return fate, drop_counts, quality
 
 
 def _find_first_equal(keys: NDArray[np.uint64]) -> Ints:
@@ -218,7 +242,8 @@ def _check_remaining_text(
     if not read:
         more = f" and {len(recipe.names) - 1} more" if len(recipe.names) > 1 else ""
         raise DataError(f"'{recipe.names[0]}'{more}: contains no text, only white space; pass files with text")
-    raise DataError(f"all {read} documents were dropped ({', '.join(reason_texts)}); use fewer or milder cleaners")
+    remedy = "a larger --keep" if drop_counts.get("low_quality") else "fewer or milder cleaners"
+    raise DataError(f"all {read} documents were dropped ({', '.join(reason_texts)}); use {remedy}")
 
 
 def _write_documents(
@@ -228,12 +253,18 @@ def _write_documents(
     columns: Mapping[str, NDArray[Any]],
     word_counts: dict[str, Counter[str]],
     unknown: int | None,
+    excerpts: Excerpts,
+    *,
     remove: bool,
 ) -> None:
-    """Copy every kept document into its split, in order."""
+    """Copy every kept document into its split, in order; fill in the documents of `excerpts`."""
     first = 0  # index of the document that the next piece starts or continues
     for piece in (piece for stage in stages for piece in stage.iter_pieces(remove=remove)):
         rows = slice(first, first + len(piece.ends))
+        for number in excerpts:
+            if rows.start <= number < rows.stop and not excerpts[number][1]:
+                start, stop = np.concatenate(([0], piece.ends))[number - first :][:2].tolist()
+                excerpts[number] = (piece.ids[start : min(stop, start + EXCERPT_TOKENS)].tolist(), stop - start)
         for name, writer in writers.items():
             mine = fate[rows] == SPLITS.index(name)
             if mine.any():

@@ -28,6 +28,7 @@ from pretune.text.corpora.file_discovery import HALF_PAIRS
 from pretune.text.corpora.items import CorpusFile
 from pretune.text.language import guess_language
 from pretune.text.neardup import NearDuplicates
+from pretune.text.quality import QualityClassifier
 from pretune.text.sentences import SPLITTERS
 from pretune.text.tokenizer import Tokenizer
 
@@ -209,6 +210,7 @@ class Chunk:
     is_held_out: NDArray[np.bool_]  # [D] in the validation split by hash or by `--valid`
     sizes: Ints  # [D] bytes of text
     signatures: NDArray[np.uint32] | None  # [D, permutations] MinHash signatures, with `near` only
+    scores: NDArray[np.float32] | None  # [D] quality of each document, with a quality filter only
     is_unfinished: bool  # the last document continues in the next chunk
     counts: Counter[str]
     languages: Counter[str]  # characters per detected language
@@ -223,6 +225,7 @@ class EncoderSetup:
     tokenizer: Path
     dtype: str
     settings: PrepareConfig  # with a `holdout` of 0 if the user gave validation text
+    quality: QualityClassifier | None = None
 
     def start(self) -> Callable[[WorkUnit], Chunk]:
         """Load the tokenizer and the filters, and return the encoder."""
@@ -256,7 +259,7 @@ class UnitEncoder:
     """Converts work units to chunks. Stateless: a chunk depends on its unit and the setup only."""
 
     def __init__(self, setup: EncoderSetup) -> None:
-        self._dtype, self._settings = setup.dtype, setup.settings
+        self._dtype, self._settings, self._quality = setup.dtype, setup.settings, setup.quality
         self._tokenizer = Tokenizer.load(setup.tokenizer)
         self._filters = [pair for name in setup.settings.clean for pair in resolve_filters(name)]
         near = setup.settings.near
@@ -303,6 +306,7 @@ class UnitEncoder:
             ),
             sizes=np.array([len("".join(document.sides).encode()) for document in documents], dtype=np.int64),
             signatures=self._compute_signatures(wholes),
+            scores=self._compute_scores(wholes),
             is_unfinished=unit.is_unfinished,
             counts=counts,
             languages=languages,
@@ -348,6 +352,12 @@ class UnitEncoder:
             return None
         signatures = [self._near_duplicates.compute_signature(text) for text in texts]
         return np.array(signatures, dtype=np.uint32).reshape(len(texts), -1)
+
+    def _compute_scores(self, texts: list[str]) -> NDArray[np.float32] | None:
+        """Return the quality of each text; a long document has that of its first piece."""
+        if self._quality is None:
+            return None
+        return np.array([self._quality.score(text) for text in texts], dtype=np.float32)
 
 
 class _LanguageDetector:

@@ -19,9 +19,10 @@ from pretune.data.prepare.card import describe_sources, write_card
 from pretune.data.prepare.dedup_split import write_splits
 from pretune.data.prepare.encoding import EncoderSetup, SplitPart, iter_units, list_parts, select_slice
 from pretune.data.prepare.pool import map_ordered
+from pretune.data.prepare.quality import fit_quality_filter
 from pretune.data.prepare.settings import PrepareConfig, Recipe, state_licences
 from pretune.data.prepare.stage import StageReader, StageWriter
-from pretune.data.prepared_data import SLICE_FILE, PreparedData, publish_directory
+from pretune.data.prepared_data import SLICE_FILE, PreparedData, QualityFit, publish_directory
 from pretune.data.shards import DataIndex, ShardSplit, choose_token_dtype, read_index, write_index
 from pretune.data.shards.files import INDEX_FILE as INDEX
 from pretune.text.corpora import Corpus, open_corpus
@@ -53,6 +54,7 @@ def prepare(
     tokenizer: Tokenizer | str | os.PathLike[str],
     out: str | os.PathLike[str],
     valid: Inputs | None = None,
+    quality: Inputs | None = None,
     workers: int | None = None,
     shard: str | None = None,
     overwrite: bool = False,
@@ -66,17 +68,16 @@ def prepare(
     loaded_tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer.load(Path(tokenizer))
     corpus, valid_corpus = _open_inputs(inputs, settings), _open_inputs(valid, settings) if valid else None
     corpora = [corpus] if valid_corpus is None else [corpus, valid_corpus]
+    reference = _open_inputs(quality, settings) if quality else None
     sources = [source for part in corpora for source in part.sources]
     if len(sources) > MAX_SOURCES:
         raise UsageError(
             f"more than {MAX_SOURCES:,} inputs are not supported; pass the folder that contains them, or a glob"
         )
     source_facts = state_licences(describe_sources(sources), settings.licence)
-    if (corpus.bytes or 0) > _SLOW_HASH_BYTES:
-        log.info(f"hashing {(corpus.bytes or 0) / 1e9:.1f} GB of input, to detect later changes")
-    snapshot = FileSnapshot(stamp for part in corpora for stamp in part.list_stamps())
+    snapshot = _take_snapshot(corpora if reference is None else [*corpora, reference])
     with snapshot.guard():
-        recipe = Recipe.from_corpus(settings, loaded_tokenizer.sha256, corpus, valid_corpus)
+        recipe = Recipe.from_corpus(settings, loaded_tokenizer.sha256, corpus, valid_corpus, reference)
     if _is_up_to_date(target, recipe, shard and f"{number}/{count}", overwrite):
         return PreparedData.open(target)
     with snapshot.guard():
@@ -92,10 +93,12 @@ def prepare(
             dtype=choose_token_dtype(loaded_tokenizer.vocab),
             settings=replace(settings, holdout=0.0) if valid_corpus else settings,
         )
-        open_counts = sum((Counter(part.counts) for part in corpora), Counter[str]())
-        facts = {"shard": [number, count], "sources": source_facts, "opened": dict(open_counts)}
-        with StageWriter(stage, facts) as writer, snapshot.guard():  # the published text is the hashed text
-            _encode_parts(parts, setup, processes, writer, progress)
+        facts = {"shard": [number, count], "sources": source_facts, "opened": _sum_counts(corpora)}
+        with snapshot.guard():  # the published text is the hashed text
+            if reference is not None:
+                setup, facts["quality"] = _fit_filter(setup, reference, corpus, processes)
+            with StageWriter(stage, facts) as writer:
+                _encode_parts(parts, setup, processes, writer, progress)
         if shard:
             write_index(folder, _build_index(recipe, loaded_tokenizer, {}))
         else:
@@ -147,6 +150,27 @@ def merge(slices: Names, *, out: str | os.PathLike[str], overwrite: bool = False
         _write_data(in_order, folder, recipes[0], tokenizer, remove=False)
         _write_manifests(folder)
     return _check_size(PreparedData.open(target, is_new=True))
+
+
+def _take_snapshot(corpora: Sequence[Corpus]) -> FileSnapshot:
+    """Return a snapshot of all files; announce that hashing them takes long."""
+    size = sum(corpus.bytes or 0 for corpus in corpora)
+    if size > _SLOW_HASH_BYTES:
+        log.info(f"hashing {size / 1e9:.1f} GB of input, to detect later changes")
+    return FileSnapshot(stamp for corpus in corpora for stamp in corpus.list_stamps())
+
+
+def _sum_counts(corpora: Sequence[Corpus]) -> dict[str, int]:
+    """Return the numbers of skipped files and documents, by reason."""
+    return dict(sum((Counter(corpus.counts) for corpus in corpora), Counter[str]()))
+
+
+def _fit_filter(
+    setup: EncoderSetup, reference: Corpus, corpus: Corpus, workers: int
+) -> tuple[EncoderSetup, QualityFit]:
+    """Return the setup with a quality filter, and the facts of the filter."""
+    classifier, fit = fit_quality_filter(reference, corpus, setup.settings, workers)
+    return replace(setup, quality=classifier), fit
 
 
 def _encode_parts(

@@ -45,6 +45,7 @@ class PrepareConfig:
     lang: str = "auto"
     sentences: str = "rules"
     licence: tuple[str, ...] = ()
+    keep: float | None = None
 
     def check(self) -> None:
         """Raise a UsageError for invalid values."""
@@ -66,11 +67,15 @@ class Recipe:
     tokenizer: str  # SHA-256
     train: tuple[tuple[str, str], ...]  # (name, SHA-256) of each source
     valid: tuple[tuple[str, str], ...]
+    reference: tuple[tuple[str, str], ...] = ()  # good text of the quality filter
 
     @classmethod
-    def from_corpus(cls, settings: PrepareConfig, tokenizer: str, corpus: Corpus, valid: Corpus | None) -> "Recipe":
-        """Build the recipe of `corpus` and `valid`; reads all sources to hash their content."""
-        return cls(settings, tokenizer, _hash_sources(corpus), _hash_sources(valid) if valid else ())
+    def from_corpus(
+        cls, settings: PrepareConfig, tokenizer: str, corpus: Corpus, valid: Corpus | None, reference: Corpus | None
+    ) -> "Recipe":
+        """Build the recipe of the corpora; reads all sources to hash their content."""
+        hashes = [_hash_sources(part) if part else () for part in (corpus, valid, reference)]
+        return cls(settings, tokenizer, *hashes)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,8 +91,11 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """Return settings and sources, JSON-ready, without the hash of the tokenizer: data.json has a field for it."""
-        corpus = {"train": [list(pair) for pair in self.train], "valid": [list(pair) for pair in self.valid]}
+        pairs = {"train": self.train, "valid": self.valid, "reference": self.reference}
+        corpus = {name: [list(pair) for pair in part] for name, part in pairs.items() if part or name != "reference"}
         values = {name: value for name, value in to_dict(self.settings).items() if name != "kind"}
+        if not self.reference:  # NOTE: the fingerprint of data without a filter is that of earlier releases
+            del values["keep"]
         return {"version": FORMAT, **values, "corpus": corpus}
 
     @classmethod
@@ -98,10 +106,11 @@ class Recipe:
             raise DataError(f"{path}: was prepared by another version of pretune; prepare the data again (--overwrite)")
         corpus = data.pop("corpus", None)
         try:
-            pairs = {split: tuple((str(n), str(d)) for n, d in corpus[split]) for split in ("train", "valid")}
+            corpus.setdefault("reference", [])
+            pairs = [tuple((str(n), str(d)) for n, d in corpus[split]) for split in ("train", "valid", "reference")]
             settings = from_dict(PrepareConfig, data, location="")
-            return cls(settings, index.tokenizer_sha256, pairs["train"], pairs["valid"])
-        except (PretuneError, TypeError, KeyError, ValueError):
+            return cls(settings, index.tokenizer_sha256, *pairs)
+        except (PretuneError, AttributeError, TypeError, KeyError, ValueError):
             raise DataError(f"{path}: 'settings' is damaged; prepare the data again (--overwrite)") from None
 
     def describe_change(self, previous: "Recipe") -> str | None:
@@ -113,10 +122,11 @@ class Recipe:
             if new_values[name] != old_values[name]:
                 return f"{name} is {format_value(new_values[name])}, it was {format_value(old_values[name])}"
         change = _describe_source_change("", self.train, previous.train)
-        return change or _describe_source_change("validation ", self.valid, previous.valid)
+        change = change or _describe_source_change("validation ", self.valid, previous.valid)
+        return change or _describe_source_change("reference ", self.reference, previous.reference)
 
 
-def parse_share(value: str | float) -> float:
+def parse_share(value: str | float, name: str = "holdout") -> float:
     """Parse a share from 0 to 1, given as a number or as text such as "1%"; raise a UsageError for other values.
 
     >>> parse_share("0.5%"), parse_share("0.01"), parse_share(0)
@@ -128,7 +138,7 @@ def parse_share(value: str | float) -> float:
     except ValueError:
         number = math.nan
     if not 0 <= number <= 1:
-        raise UsageError(f"holdout must be a share such as '1%' or 0.01, got '{text[:40]}'")
+        raise UsageError(f"{name} must be a share from 0 to 1, such as '1%' or 0.01, got '{text[:40]}'")
     return number
 
 

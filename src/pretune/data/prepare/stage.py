@@ -2,7 +2,7 @@
 
     STAGE/slice.json         number of the slice, number of slices, and counts
     STAGE/units-00000.bin    .npy arrays of every chunk: unfinished, tokens, document ends, sentence starts, word bits
-    STAGE/keys.npy …         one row per document: hash, length, size, source, held out, signature
+    STAGE/keys.npy …         one row per document: hash, length, size, source, held out, signature, quality
 
 Without `--shard`, `prepare` writes one stage, then writes the splits from it (`dedup_split`) and deletes it. With
 `--shard i/n` the stage is published, and `merge` writes the splits from all stages. Both run the same code on the same
@@ -32,6 +32,7 @@ from pretune.data.shards.files import AtomicWriter, NpyWriter, open_npy, read_np
 
 _MAX_FILE_BYTES = 2**28  # bytes after which a new file starts; files are deleted one by one as they are read
 _COLUMNS = {"keys": "<u8", "lengths": "<i8", "sizes": "<i8", "sources": "<u2", "held": "|b1", "signatures": "<u4"}
+_SCORES_COLUMN = {"scores": "<f4"}  # with a quality filter only
 _SIDES_COLUMN = "sides"  # optional column: written only if a document has two sides
 
 Rows = dict[str, NDArray[Any]]
@@ -57,7 +58,8 @@ class StageWriter(AtomicWriter):
         self.documents = self.tokens = self.characters = 0
         self.counts: Counter[str] = Counter()
         self.languages: Counter[str] = Counter()
-        self._columns = {name: NpyWriter(folder / f"{name}.npy", kind) for name, kind in _COLUMNS.items()}
+        columns = {**_COLUMNS, **(_SCORES_COLUMN if "quality" in facts else {})}
+        self._columns = {name: NpyWriter(folder / f"{name}.npy", kind) for name, kind in columns.items()}
         self._names: list[str] = []
         self._file = self._open_next_file()
         self._open_rows: list[Rows] = []  # of the chunks of a document that continues in the next one
@@ -127,7 +129,8 @@ def _build_rows(chunk: Chunk) -> Rows:
         "held": chunk.is_held_out,
         _SIDES_COLUMN: chunk.sides,
     }
-    return rows if chunk.signatures is None else {**rows, "signatures": chunk.signatures}
+    optional_rows = {"signatures": chunk.signatures, "scores": chunk.scores}
+    return {**rows, **{name: values for name, values in optional_rows.items() if values is not None}}
 
 
 def _join_rows(parts: list[Rows]) -> Rows:
@@ -186,7 +189,7 @@ class StageReader:
         if name == "signatures":
             values = open_npy(path, _COLUMNS[name])
             return values.reshape(self.documents, len(values) // max(self.documents, 1))
-        return open_npy(path, _COLUMNS[name], self.documents)
+        return open_npy(path, {**_COLUMNS, **_SCORES_COLUMN}[name], self.documents)
 
     def iter_pieces(self, *, remove: bool = False) -> Iterator[Piece]:
         """Yield all chunks in order; with `remove`, delete each file after its last chunk."""
