@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pretune.core.types import Batch, Loss, Output
     from pretune.data.layout import batch
     from pretune.exporters.export import export
+    from pretune.inference.chat import chat
     from pretune.inference.embed import embed
     from pretune.inference.fill import fill
     from pretune.inference.generate import generate
@@ -69,6 +70,7 @@ __all__ = [
     "batch",
     "BitFit",
     "build",
+    "chat",
     "compare",
     "embed",
     "export",
@@ -126,6 +128,7 @@ _MODULES = {
     "pretune.core.types": ("Batch", "Loss", "Output"),
     "pretune.data.layout": ("batch",),
     "pretune.exporters.export": ("export",),
+    "pretune.inference.chat": ("chat",),
     "pretune.inference.embed": ("embed",),
     "pretune.inference.fill": ("fill",),
     "pretune.inference.generate": ("generate",),

@@ -24,6 +24,7 @@ ELSEWHERE = {
     "quickstart": "takes minutes (tests/runs/test_quickstart.py)",
     "evaluate": "needs the data of its tasks (tests/cli/test_evaluate.py)",
     "compare": "takes minutes (tests/studies)",
+    "chat": "needs the extra decoder, and answers standard input (tests/cli/test_chat.py)",
     "serve": "runs until it is stopped (tests/server)",
 }
 

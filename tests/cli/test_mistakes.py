@@ -227,7 +227,12 @@ def test_devices_that_are_not_there_are_refused_by_every_verb(
         "embeddings": ["embeddings", BASE, "--input=lines.txt"],
         "forgetting": ["forgetting", TUNED],
     }
-    commands = {"serve": [[BASE, "--port=0"]], "quickstart": [["--out=OUT"]], "analyze": [*analyses.values()]}
+    commands = {
+        "serve": [[BASE, "--port=0"]],
+        "chat": [["writer"]],
+        "quickstart": [["--out=OUT"]],
+        "analyze": [*analyses.values()],
+    }
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with world.inside(place):
         for words in commands.get(verb) or [world.COMMANDS[verb]]:

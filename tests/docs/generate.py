@@ -38,6 +38,7 @@ VERB_PAGES = {
     "predict": "finetune",
     "evaluate": "evaluation",
     "generate": "inference",
+    "chat": "inference",
     "fill": "inference",
     "embed": "embeddings",
     "index": "embeddings",

@@ -1,5 +1,7 @@
 """Tiny models that read and write text: random weights, tokenizers of each kind."""
 
+import copy
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +14,10 @@ from tests.contracts.tiny import rough
 from tests.data.texts import stories
 
 VOCAB = {"bpe": 320, "unigram": 460, "wordpiece": 400}
+CHAT_TEMPLATE = (
+    "{{ eos_token }}{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "{{ m.role[0] + m.content + eos_token }}{% endfor %}{% if add_generation_prompt %}a{% endif %}"
+)
 SMALL: dict[str, dict[str, Any]] = {
     "gpt2-small": {"width": 32, "depth": 2, "heads": 4, "positions": 48},
     "llama-7b": {"width": 32, "depth": 2, "heads": 4, "hidden": 48},
@@ -57,3 +63,12 @@ def t5() -> LanguageModel:
 
 def bart() -> LanguageModel:
     return speaker("bart-base", "bpe", "s-mask")
+
+
+@cache
+def chatter(name: str = "gpt2-small") -> LanguageModel:
+    """A decoder with a chat template that is short; shared by all tests, so never to be changed."""
+    model = copy.deepcopy(speaker(name, "bpe", "endoftext"))
+    files = {**model.assets.files, "chat_template.jinja": CHAT_TEMPLATE.encode()}
+    model.assets = replace(model.assets, files=files, tokenizer=tokenizer("bpe", "endoftext").raw)
+    return model

@@ -13,7 +13,7 @@ import pytest
 import pretune as pt
 from pretune.server.app import PAGE_DIR
 from pretune.server.capabilities import TextTokenizer
-from tests.inference.speakers import bert, gpt
+from tests.inference.speakers import bert, chatter, gpt
 from tests.server.browser import MISSING, Browser, open_browser
 from tests.server.models import Address, run_server
 from tests.server.playground import HOSTILE, build_all
@@ -98,6 +98,26 @@ def test_write_and_fill_by_keyboard(browser: Browser) -> None:
         visit(browser, server, "search")
         browser.wait_for("No served model can search: serve an index", "#panel-search")
         assert browser.log() == []
+
+
+def test_chat(browser: Browser) -> None:
+    """Messages and answers in turn; the tab is there for a model with a chat template only."""
+    with run_server({"chatter": chatter()}) as server:
+        visit(browser, server, "chat")
+        for message, count in (("She", 2), ("He", 4)):
+            browser.click("#panel-chat form textarea")
+            browser.type(message)
+            browser.press("enter")
+            browser.wait(lambda: server.engine.running_requests == 0, "it does not end")
+            browser.wait(lambda count=count: len(browser.find_all(".chat li")) == count, "no answer")
+        said = browser.run("return [...document.querySelectorAll('.chat .said')].map(e => e.textContent)")
+        assert said[0] == "She" and said[2] == "He" and said[1].strip("… ")
+        browser.click("#panel-chat .actions button:last-child")
+        browser.wait(lambda: not browser.find_all(".chat li"), "the chat is still there")
+        check(browser, "chat")
+    with run_server({"gpt": gpt()}) as server:
+        visit(browser, server, "write")
+        assert browser.find_all("#tab-chat") == []
 
 
 def test_api_page_sends_its_examples(browser: Browser) -> None:

@@ -34,6 +34,7 @@ VERBS: Registry[Callable[..., None]] = Registry(
         "predict": "pretune.cli.predict:predict",
         "evaluate": "pretune.cli.evaluate:evaluate",
         "generate": "pretune.cli.generate:generate",
+        "chat": "pretune.cli.chat:chat",
         "fill": "pretune.cli.fill:fill",
         "embed": "pretune.cli.embed:embed",
         "index": "pretune.cli.search:index",

@@ -22,7 +22,7 @@ from pretune.core.errors import CheckpointError, PretuneError, ResourceError, Us
 
 PREFIX = "hf:"
 GGUF_SUFFIX = ".gguf"
-ALLOWED_PATTERNS = ("*.json", "*.safetensors", "vocab.txt", "merges.txt")
+ALLOWED_PATTERNS = ("*.json", "*.jinja", "*.safetensors", "vocab.txt", "merges.txt")
 """Patterns of the files to download."""
 IGNORED_PATTERNS = ("onnx/*", "openvino/*", "coreml/*", "original/*", "checkpoint-*")
 """Patterns of folders that hold the same model in other formats."""

@@ -214,6 +214,7 @@ def describe_tokenizer(model: LanguageModel) -> dict[str, object]:
         "tokenizer.ggml.add_bos_token": full_ids[0] != plain_ids[0] and full_ids[0] == special.get("bos"),
         "tokenizer.ggml.add_eos_token": full_ids[-1] != plain_ids[-1] and full_ids[-1] == special.get("eos"),
         **{f"tokenizer.ggml.{ROLES[role]}_token_id": special[role] for role in ROLES if role in special},
+        **({"tokenizer.chat_template": tokenizer.chat_template} if tokenizer.chat_template else {}),
     }
 
 

@@ -22,6 +22,7 @@ from pretune.inference.generation_config import (
 )
 from pretune.inference.prompts import encode_prompts, find_token_id, get_length_limits
 from pretune.inference.text_model import get_predictive_model, get_tokenizer, load_model
+from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
 
 
@@ -217,10 +218,41 @@ def generate_texts(
     if truncated_tokens:
         count = format_count(truncated_tokens, "tokens")
         log.warn(f"prompts truncated by {count}: with {config.max_new_tokens} new tokens they do not fit the model")
+    return continue_prompts(
+        language_model,
+        prompt_ids,
+        config,
+        generation_tokens=generation_tokens,
+        shown_prompts=prompts if is_decoder else None,
+        stops=stops,
+        prefix=prefix,
+        batch=batch,
+        torch_compile=torch_compile,
+        on_text=on_text,
+        on_progress=on_progress,
+    )
+
+
+def continue_prompts(
+    model: LanguageModel,
+    prompt_ids: Sequence[Sequence[int]],
+    config: GenerationConfig,
+    *,
+    generation_tokens: GenerationTokens,
+    shown_prompts: Sequence[str] | None = None,
+    stops: StopStrings,
+    prefix: bool = False,
+    batch: int = BATCH_ROWS,
+    torch_compile: bool = False,
+    on_text: TextCallback | None = None,
+    on_progress: Callable[[float], None] | None = None,
+) -> list[list[GeneratedText]]:
+    """Return the texts of `generate_texts` for prompts as token ids; `shown_prompts` come before the new text."""
+    tokenizer, is_decoder = get_tokenizer(model), not model.spec.is_encoder_decoder
     continuations = [Continuation(tokenizer, ids if is_decoder else ()) for ids in prompt_ids]
-    streamer = _build_stream(on_text, stops, config, len(prompts))
-    if streamer is not None and is_decoder:
-        streamer.on_text(prompts[0])
+    streamer = _build_stream(on_text, stops, config, len(prompt_ids))
+    if streamer is not None and shown_prompts is not None:
+        streamer.on_text(shown_prompts[0])
 
     def on_tokens(request: int, return_index: int, tokens: list[int]) -> bool:
         text = continuations[request](tokens)
@@ -230,7 +262,7 @@ def generate_texts(
 
     token_callback = None if streamer is None and not stops.texts else on_tokens
     results = generate_tokens(
-        language_model,
+        model,
         prompt_ids,
         config,
         generation_tokens=generation_tokens,
@@ -240,8 +272,10 @@ def generate_texts(
         prefix=prefix,
     )
     texts = [
-        [_build_text(prompt if is_decoder else "", continuation, stops, tokens) for tokens in prompt_results]
-        for prompt, continuation, prompt_results in zip(prompts, continuations, results, strict=True)
+        [_build_text(prompt, continuation, stops, tokens) for tokens in prompt_results]
+        for prompt, continuation, prompt_results in zip(
+            shown_prompts or [""] * len(results), continuations, results, strict=True
+        )
     ]
     if streamer is not None:
         streamer.finish(texts[0][0].new)

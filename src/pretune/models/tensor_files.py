@@ -317,7 +317,12 @@ class Assets:
         For a model that reads words of so many `characters`, it has an open vocabulary.
         """
         from pretune.text.tokenizer import Tokenizer
-        from pretune.text.tokenizer.files import CONFIG_FILE, SPECIAL_TOKENS_FILE
+        from pretune.text.tokenizer.files import (
+            CHAT_TEMPLATE_FILE,
+            CONFIG_FILE,
+            SPECIAL_TOKENS_FILE,
+            read_chat_template,
+        )
 
         if isinstance(self.tokenizer, Tokenizer) and isinstance(self.tokenizer, OpenTokenizer) == bool(characters):
             return self.tokenizer
@@ -325,6 +330,8 @@ class Assets:
             settings: dict[str, object] = {}
             for name in (SPECIAL_TOKENS_FILE, CONFIG_FILE):  # the later file wins
                 settings |= self.read_json(name)
+            if CHAT_TEMPLATE_FILE in self.files:
+                settings |= read_chat_template(self.files[CHAT_TEMPLATE_FILE])
             tokenizer = Tokenizer(self.tokenizer, settings)
             key = tokenizer.sha256, json.dumps(settings, sort_keys=True, allow_nan=False)
             self.tokenizer = _SHARED_TOKENIZERS.setdefault(key, tokenizer)

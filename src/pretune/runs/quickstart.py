@@ -351,7 +351,8 @@ class QuickstartRun:
         paths = {name: shlex.quote(str(self.run_dir / name)) for name in (*runs, *tuned_runs, *list_demo(self.run_dir))}
         use = [f'echo "a lovely film" | pretune predict {paths[run]} --input -' for run in tuned_runs]
         finetuning = f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"
-        use += [finetuning, f"pretune serve {' '.join(paths.values())}"]
+        served_models = [*paths.values(), *(["smollm2"] if INSTALLED_MODELS["smollm2"].find() else [])]
+        use += [finetuning, f"pretune serve {' '.join(served_models)}"]
         results: QuickstartFile = {
             "title": "Benefit of pre-training", "story": [*self.write_conclusion()],
             "task": "reviews", "metric": "accuracy", "split": "test", "examples": self.plan.test,

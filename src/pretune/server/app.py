@@ -1,10 +1,7 @@
 """HTTP interface of an engine: OpenAI's models, completions and embeddings, and what else the models can do."""
 
 import base64
-import json
-import secrets
-import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +12,20 @@ from starlette.exceptions import HTTPException
 
 from pretune.core import __version__
 from pretune.core.errors import PretuneError, UsageError
-from pretune.server.completion import Completion, CompletionPiece
+from pretune.server.completion import Completion
 from pretune.server.engine import Engine
 from pretune.server.errors import HttpError, RequestError, describe_error
-from pretune.server.logprobs import SpelledLogprob, format_logprobs
 from pretune.server.openapi import build_api_page, describe_faults, get_body_schema
-from pretune.server.schemas import REQUESTS, CompletionRequest, EmbeddingRequest, EngineRequest, ErrorReply
+from pretune.server.replies import ChatReply, CompletionReply, build_options
+from pretune.server.schemas import (
+    REQUESTS,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    EngineRequest,
+    ErrorReply,
+    SamplingRequest,
+)
 from pretune.server.served_model import describe_inputs
 
 PAGE_DIR = Path(__file__).with_name("page")
@@ -30,7 +35,6 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-FINISH_REASONS = {"end": "stop", "stop": "stop", "length": "length"}
 PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -166,14 +170,24 @@ def _add_openai_routes(app: FastAPI, engine: Engine) -> None:
     async def complete(body: Annotated[CompletionRequest, Body()]) -> Any:
         """Complete prompts; with `stream` as server-sent events."""
         _check_fields(body)
-        name, prompts, options = _get_name(engine, body.model), body.prompt, _build_options(body)
-        reply = _Reply(name, body)
-        if not body.stream:
-            return JSONResponse(reply.build(await engine.complete(name, prompts, best_of=body.best_of, **options)))
-        completions: list[Completion] = []
-        pieces = engine.stream(name, prompts, on_end=completions.append, **options)
-        first = await anext(pieces, None)  # errors of the request are raised here, before the response starts
-        return StreamingResponse(reply.stream(first, pieces, completions), media_type="text/event-stream")
+        name, prompts, echo = _get_name(engine, body.model), body.prompt, bool(body.echo)
+        options = build_options(body, max_new_tokens=body.max_tokens, echo=echo, logprobs=body.logprobs)
+        reply = CompletionReply(name, body, has_logprobs=body.logprobs is not None, echo=echo)
+        if body.stream:
+            return await _stream(engine, reply, prompts, options)
+        return JSONResponse(reply.build(await engine.complete(name, prompts, best_of=body.best_of, **options)))
+
+    @app.post("/v1/chat/completions")
+    async def chat(body: Annotated[ChatRequest, Body()]) -> Any:
+        """Answer a chat by the model's chat template; with `stream` as server-sent events."""
+        _check_returns(body, body.n or 1)
+        name, count = _get_name(engine, body.model), body.logprob_count
+        prompt, new_tokens = await engine.encode_chat(name, body.list_messages(), body.new_tokens)
+        options = build_options(body, max_new_tokens=new_tokens, logprobs=count)
+        reply = ChatReply(name, body, has_logprobs=count is not None)
+        if body.stream:
+            return await _stream(engine, reply, prompt, options)
+        return JSONResponse(reply.build(await engine.complete(name, prompt, **options)))
 
     @app.post("/v1/embeddings")
     async def embed(body: Annotated[EmbeddingRequest, Body()]) -> Any:
@@ -190,69 +204,6 @@ def _add_openai_routes(app: FastAPI, engine: Engine) -> None:
         data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
         usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
         return JSONResponse({"object": "list", "data": data, "model": name, "usage": usage})
-
-
-class _Reply:
-    """The answer to a request for completions, whole or as events."""
-
-    def __init__(self, model: str, body: CompletionRequest) -> None:
-        self.body, self.returns = body, body.n or 1
-        self.facts = {
-            "id": f"cmpl-{secrets.token_hex(12)}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-
-    def build(self, completion: Completion) -> dict[str, object]:
-        """Return the whole answer."""
-        choices = [
-            self._build_choice(
-                number * self.returns + i,
-                text.text if self.body.echo else text.new,
-                text.finish_reason,
-                () if completion.logprobs is None else completion.logprobs[number][i],
-            )
-            for number, texts in enumerate(completion.texts)
-            for i, text in enumerate(texts)
-        ]
-        return {**self.facts, "choices": choices, "usage": _count_usage(completion)}
-
-    async def stream(
-        self,
-        first: CompletionPiece | None,
-        pieces: AsyncGenerator[CompletionPiece, None],
-        completions: Sequence[Completion],
-    ) -> AsyncIterator[str]:
-        """Yield the events of pieces; after them `completions` has the result."""
-        try:
-            if first is not None:
-                yield self._format_piece(first)
-            async for piece in pieces:
-                yield self._format_piece(piece)
-            if completions and self.body.stream_options is not None and self.body.stream_options.include_usage:
-                yield _format_event({**self.facts, "choices": [], "usage": _count_usage(completions[0])})
-        except Exception as error:
-            yield _format_event(describe_error(error).body)
-            return
-        finally:
-            await pieces.aclose()
-        yield "data: [DONE]\n\n"
-
-    def _format_piece(self, piece: CompletionPiece) -> str:
-        index = piece.prompt * self.returns + piece.return_index
-        choice = self._build_choice(index, piece.text, piece.finish_reason, piece.logprobs)
-        return _format_event({**self.facts, "choices": [choice]})
-
-    def _build_choice(
-        self, index: int, text: str, reason: str | None, logprobs: Sequence[SpelledLogprob]
-    ) -> dict[str, object]:
-        return {
-            "index": index,
-            "text": text,
-            "logprobs": None if self.body.logprobs is None else format_logprobs(logprobs),
-            "finish_reason": None if reason is None else FINISH_REASONS[reason],
-        }
 
 
 def _describe_model(engine: Engine, name: str) -> dict[str, object]:
@@ -289,42 +240,17 @@ def _check_fields(body: CompletionRequest) -> None:
         raise refuse("best_of", f"must be >= n ({body.n}), got {body.best_of}")
     if body.best_of is not None and body.best_of > 1 and body.stream:
         raise refuse("best_of", "not supported with stream; the best text is known at the end only")
+    _check_returns(body, texts, "n" if (body.n or 1) > 1 else "best_of")
+
+
+def _check_returns(body: SamplingRequest, texts: int, field: str = "n") -> None:
     if body.temperature == 0 and texts > 1:
-        name = "n" if (body.n or 1) > 1 else "best_of"
-        raise refuse(name, f"must be 1 with temperature 0, where all texts are equal, got {texts}")
+        message = f"{field}: must be 1 with temperature 0, where all texts are equal, got {texts}"
+        raise HttpError(400, message, "invalid_request", field)
 
 
-OPTIONS = (
-    "min_p", "top_k", "logit_bias", "logprobs", "repetition_penalty", "no_repeat_ngram", "presence_penalty",
-    "frequency_penalty",
-)  # fmt: skip
-"""Fields of a request that are options of a completion."""
-
-
-def _build_options(body: CompletionRequest) -> Any:
-    """Return the options of a completion; without a seed every request draws its own."""
-    temperature = 1.0 if body.temperature is None else body.temperature
-    options: dict[str, object] = {
-        **{name: getattr(body, name) for name in OPTIONS},
-        "max_new_tokens": body.max_tokens,
-        "min_new_tokens": body.min_tokens,
-        "temperature": temperature,
-        "num": body.n or 1,
-        "seed": secrets.randbits(62) if body.seed is None else body.seed % 2**63,
-        "top_p": None if body.top_p == 1 else body.top_p,
-        "echo": bool(body.echo),
-        "stop": [body.stop] if isinstance(body.stop, str) else body.stop,
-    }
-    if temperature == 0:  # as in OpenAI's API, filters have no effect then
-        options |= {"top_k": None, "top_p": None, "min_p": None}
-    return {name: value for name, value in options.items() if value is not None}
-
-
-def _count_usage(completion: Completion) -> dict[str, int]:
-    prompt, new = completion.prompt_tokens, completion.new_tokens
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-
-
-def _format_event(data: dict[str, object]) -> str:
-    """Return a server-sent event."""
-    return f"data: {json.dumps(data, ensure_ascii=False, allow_nan=False)}\n\n"
+async def _stream(engine: Engine, reply: CompletionReply, prompts: Any, options: Any) -> Response:
+    completions: list[Completion] = []
+    pieces = engine.stream(reply.model, prompts, on_end=completions.append, **options)
+    first = await anext(pieces, None)  # errors of the request are raised here, before the response starts
+    return StreamingResponse(reply.stream(first, pieces, completions), media_type="text/event-stream")

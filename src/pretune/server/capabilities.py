@@ -26,10 +26,12 @@ from pretune.analysis.held_out import read_held_out
 from pretune.analysis.importance import check_explainable, compute_importance
 from pretune.analysis.neighbors import WordStates, compare_words, compute_token_vectors, compute_word_states, neighbors
 from pretune.core.errors import PretuneError, UsageError, suggest
+from pretune.inference.chat import ChatModel
 from pretune.inference.decode import check_can_generate
 from pretune.inference.embed import build_embedder
 from pretune.inference.fill import count_fill_sequences, fill, find_blanks, insert_answers
 from pretune.inference.generation_config import GenerationTokens
+from pretune.inference.prompts import get_length_limits
 from pretune.inference.scoring import build_scoring_method, compute_token_logprobs, is_bidirectional
 from pretune.inference.scoring_queries import encode_passages
 from pretune.inference.text_model import get_predictive_model
@@ -38,6 +40,7 @@ from pretune.runs.finetune.finetuned_run import FinetunedRun
 from pretune.server.config import ServerConfig
 from pretune.server.loaded_model import LoadedModel
 from pretune.server.logprobs import TokenLogprob, compute_prompt_logprobs
+from pretune.text.chat import Message, encode_prompt
 
 MAX_BYTES = 64 * 2**20
 """Size of the states of words that are kept, of all texts and layers."""
@@ -68,10 +71,36 @@ class Completer(Capability):
         check_can_generate(self.decoder)
         self.decoder.eval()
         self.tokens = GenerationTokens.from_model(self.decoder)
+        if self.tokenizer.chat_template is not None and not self.decoder.spec.is_encoder_decoder:
+            self.tokens = ChatModel(self.decoder).tokens  # which may end at the end of a turn, too
 
     def compute_logprobs(self, prompts: Sequence[Sequence[int]], *, count: int) -> list[list[TokenLogprob]]:
         """Return the log-probabilities of the tokens of prompts, and of the `count` most probable ones."""
         return compute_prompt_logprobs(self.decoder, prompts, count)
+
+
+class Chatter(Completer):
+    """Answers to chats, by the model's chat template."""
+
+    name = "chat"
+
+    def __init__(self, model: LoadedModel) -> None:
+        super().__init__(model)
+        self.chat_model = ChatModel(self.decoder)
+
+    def encode(
+        self, messages: Sequence[Message], new_tokens: int | None, config: ServerConfig
+    ) -> tuple[list[int], int]:
+        """Return the prompt of a chat, and the number of new tokens: by default what is left of the model's length."""
+        size = sum(len(message["content"]) for message in messages)
+        if size > config.max_characters:
+            raise UsageError(f"messages must have <= {config.max_characters} characters, got {size}")
+        ids = encode_prompt(self.tokenizer, self.chat_model.template, messages)
+        if new_tokens is None:
+            limits = get_length_limits(self.decoder)[1], config.max_length
+            room = min(limit for limit in limits if limit is not None) - len(ids)
+            new_tokens = max(1, min(self.chat_model.default_new_tokens, config.max_new_tokens, room))
+        return ids, new_tokens
 
 
 class EmbeddedText(NamedTuple):

@@ -31,6 +31,7 @@ from pretune.inference.generation_config import GenerationOptions, build_generat
 from pretune.server.capabilities import (
     AttentionViewer,
     Capability,
+    Chatter,
     Completer,
     Explainer,
     IndexSearcher,
@@ -57,6 +58,7 @@ from pretune.server.errors import RequestTimeoutError, UnavailableError, Unknown
 from pretune.server.metrics import Metrics
 from pretune.server.served_model import ServedModel, build_card
 from pretune.server.worker import BatchJob, Job, ModelWorker
+from pretune.text.chat import Message
 
 C = TypeVar("C", bound=Capability)
 Source = str | os.PathLike[str] | nn.Module
@@ -207,6 +209,13 @@ class Engine:
                 job.prompt_logprobs = await asyncio.to_thread(job.spell_prompts, prompt_list, entries)
             completion: Completion = await self._wait(worker, job, deadline) if has_new else job.build_result()
         return completion
+
+    async def encode_chat(
+        self, model: str, messages: Sequence[Message], new_tokens: int | None = None
+    ) -> tuple[list[int], int]:
+        """Return the prompt of a chat for `complete` and `stream`, and the number of new tokens, if none is given."""
+        _, capability = self._find(model, Chatter)
+        return await asyncio.to_thread(capability.encode, messages, new_tokens, self.config)
 
     async def stream(
         self,

@@ -145,6 +145,19 @@ def format_logprobs(entries: Sequence[SpelledLogprob]) -> dict[str, object]:
     }
 
 
+def format_chat_logprobs(entries: Sequence[SpelledLogprob]) -> dict[str, object]:
+    """Return entries in the shape of OpenAI's API for chats."""
+
+    def build(text: str, logprob: float | None) -> dict[str, object]:
+        return {"token": text, "logprob": logprob, "bytes": [*text.encode(errors="replace")]}
+
+    content = [
+        {**build(entry.text, entry.logprob), "top_logprobs": [build(*item) for item in (entry.top or {}).items()]}
+        for entry in entries
+    ]
+    return {"content": content, "refusal": None}
+
+
 def _spell(continuation: Continuation, token: int) -> str:
     """Return the text that a token adds, or its spelling in the vocabulary if it adds no complete character."""
     text = continuation([token])

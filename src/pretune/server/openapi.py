@@ -178,7 +178,12 @@ def _describe_fault(path: Path, fault: Mapping[str, Any], body: Any, schema: Sch
     return f"{field}: must be {values}, got {value if len(value) <= MAX_VALUE else f'{value[:MAX_VALUE]}…'}"
 
 
-CAPABILITIES = {"/v1/completions": "complete", "/v1/embeddings": "embed", "/heads": "attention"}
+CAPABILITIES = {
+    "/v1/completions": "complete",
+    "/v1/chat/completions": "chat",
+    "/v1/embeddings": "embed",
+    "/heads": "attention",
+}
 """Capability that a path needs, if it is not its name."""
 HEAD = """<!doctype html>
 <html lang="en">

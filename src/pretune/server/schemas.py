@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 
 from pretune.server.engine import Engine
+from pretune.text.chat import Message
 
 
 def check_encodable(text: str) -> str:
@@ -82,15 +83,9 @@ class StreamOptions(BaseModel):
     include_usage: bool = Field(False, description="End with an event that counts tokens.")
 
 
-class CompletionRequest(ModelRequest):
-    """Completions, in the shape of OpenAI's API; with `top_k`, `min_p`, penalties of repetition and `min_tokens`."""
+class SamplingRequest(ModelRequest):
+    """Options of generated texts, with `top_k`, `min_p`, penalties of repetition and `min_tokens`."""
 
-    model_config = example(prompt="Once upon a time", max_tokens=20, temperature=0.8)
-
-    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] = Field(
-        description="Texts, or ids of their tokens."
-    )
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(16, description="Tokens of a completion; 0 needs `echo`.")
     min_tokens: Annotated[int, Field(ge=0)] = Field(0, description="Tokens before which a text does not end.")
     temperature: Annotated[Finite, Field(ge=0, le=100)] | None = Field(1.0, description="0: most probable tokens.")
     top_p: Annotated[Finite, Field(gt=0, le=1)] | None = Field(
@@ -100,16 +95,13 @@ class CompletionRequest(ModelRequest):
     min_p: Annotated[Finite, Field(gt=0, le=1)] | None = Field(
         None, description="Sample among tokens of at least this share of the highest probability."
     )
-    n: Count | None = Field(1, description="Completions per prompt.")
-    best_of: Count | None = Field(None, description="Texts to generate, of which the `n` most probable are returned.")
+    n: Count | None = Field(1, description="Texts per prompt or chat.")
     stream: bool | None = Field(False, description="Send pieces of the texts as server-sent events.")
     stream_options: StreamOptions | None = None
     stop: StopText | Annotated[list[StopText], Field(max_length=16)] | None = Field(
         None, description="Texts before which a completion ends."
     )
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = Field(None, description="The same seed, the same text.")
-    echo: bool | None = Field(False, description="Return the prompt before its completion.")
-    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="Most probable tokens at every position.")
     presence_penalty: Penalty | None = Field(None, description="Subtracted once from logits of tokens already there.")
     frequency_penalty: Penalty | None = Field(None, description="Subtracted for each occurrence of a token.")
     logit_bias: Annotated[dict[TokenId, Bias], Field(max_length=1024)] | None = Field(
@@ -120,7 +112,87 @@ class CompletionRequest(ModelRequest):
     )
     no_repeat_ngram: Annotated[int, Field(ge=0)] = Field(0, description="Repeat no sequence of this number of tokens.")
     user: Text | None = Field(None, description="Ignored.")
+
+
+class PromptRequest(ModelRequest):
+    """Prompts; their field comes before the options."""
+
+    prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]] = Field(
+        description="Texts, or ids of their tokens."
+    )
+
+
+class CompletionRequest(SamplingRequest, PromptRequest):
+    """Completions, in the shape of OpenAI's API; with `top_k`, `min_p`, penalties of repetition and `min_tokens`."""
+
+    model_config = example(prompt="Once upon a time", max_tokens=20, temperature=0.8)
+
+    max_tokens: Annotated[int, Field(ge=0)] | None = Field(16, description="Tokens of a completion; 0 needs `echo`.")
+    best_of: Count | None = Field(None, description="Texts to generate, of which the `n` most probable are returned.")
+    echo: bool | None = Field(False, description="Return the prompt before its completion.")
+    logprobs: Annotated[int, Field(ge=0)] | None = Field(None, description="Most probable tokens at every position.")
     suffix: Text | None = Field(None, description="Not supported.")
+
+
+class ContentPart(BaseModel):
+    """A part of the content of a message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(BaseModel):
+    """A message; what a client adds to the answers it returns is ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Annotated[Text, Field(min_length=1, max_length=64)] = Field(description="Mostly system, user or assistant.")
+    content: Text | list[ContentPart] = Field(description="Text, or parts that are text.")
+
+
+class MessagesRequest(ModelRequest):
+    """A chat; its field comes before the options."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)] = Field(
+        description="The chat so far; it is answered."
+    )
+
+    def list_messages(self) -> list[Message]:
+        """Return the messages with their contents as one text."""
+        return [
+            {
+                "role": message.role,
+                "content": message.content
+                if isinstance(message.content, str)
+                else "".join(part.text for part in message.content),
+            }
+            for message in self.messages
+        ]
+
+
+class ChatRequest(SamplingRequest, MessagesRequest):
+    """Chats, in the shape of OpenAI's API; with `top_k`, `min_p`, penalties of repetition and `min_tokens`."""
+
+    model_config = example(messages=[{"role": "user", "content": "Who are you?"}], max_tokens=20, temperature=0.7)
+
+    max_tokens: Count | None = Field(None, description="Tokens of an answer; by default 512, or what is left.")
+    max_completion_tokens: Count | None = Field(None, description="The same.")
+    logprobs: bool | None = Field(False, description="Return the log-probabilities of tokens.")
+    top_logprobs: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Most probable tokens at every position; needs `logprobs`."
+    )
+
+    @property
+    def new_tokens(self) -> int | None:
+        """The number of tokens that is asked for."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def logprob_count(self) -> int | None:
+        """The number of most probable tokens; None without log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class EmbeddingRequest(ModelRequest):

@@ -42,6 +42,7 @@ MAX_FLOPS_LENGTH = 512
 """Tokens of the text whose FLOPs are stated, if the model reads as many."""
 CAPABILITIES: tuple[type[Capability], ...] = (
     capabilities.Completer,
+    capabilities.Chatter,
     capabilities.TextEmbedder,
     capabilities.MaskFiller,
     capabilities.RunPredictor,

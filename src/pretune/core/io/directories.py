@@ -207,6 +207,7 @@ def _compile_globs(*globs: str) -> re.Pattern[str]:
 _MODEL_FILES = (
     *("config.json", MANIFEST, "generation_config.json", "modules.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    "chat_template.jinja",
     *("vocab.txt", "vocab.json", "merges.txt", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
     *("config_sentence_transformers.json", "sentence_*_config.json", "head.safetensors"),
     *("adapter.json", "adapter_config.json", "adapter_model.safetensors", "model.safetensors"),

@@ -10,7 +10,7 @@ from pretune.core.errors import CheckpointError
 from pretune.core.hub import is_gguf
 from pretune.models.hf.config import HfConfig
 from pretune.models.spec import Model
-from pretune.text.tokenizer.files import TOKENIZER_FILE, parse_tokenizer, read_gguf_files
+from pretune.text.tokenizer.files import CHAT_TEMPLATE_FILE, TOKENIZER_FILE, parse_tokenizer, read_gguf_files
 
 CONFIG_FILE = "config.json"
 GENERATION_FILE = "generation_config.json"
@@ -18,6 +18,7 @@ FORCED_TOKENS = ("forced_bos_token_id", "forced_eos_token_id")
 ASSET_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt",
     "added_tokens.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", GENERATION_FILE,
+    CHAT_TEMPLATE_FILE,
 )  # fmt: skip
 """Small files that are kept with the weights unchanged."""
 MAX_CONFIG_BYTES = 16 << 20

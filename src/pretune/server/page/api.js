@@ -44,7 +44,7 @@ export async function post(path, body, signal) {
   return answer.results ?? answer;
 }
 
-/** Call `onpiece(index, text)` for pieces of completions while they are generated. */
+/** Call `onpiece(index, text)` for pieces of completions or of answers while they are generated. */
 export async function stream(path, body, onpiece, signal) {
   const response = await send(path, { ...body, stream: true }, signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -59,7 +59,7 @@ export async function stream(path, body, onpiece, signal) {
       if (data === "[DONE]") return;
       const message = JSON.parse(data);
       if (message.error) throw new RequestError(message.error.message, 500);
-      for (const choice of message.choices) onpiece(choice.index, choice.text);
+      for (const choice of message.choices) onpiece(choice.index, choice.text ?? choice.delta.content ?? "");
     }
   }
 }

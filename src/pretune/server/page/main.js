@@ -3,6 +3,7 @@
 import { get, setToken } from "/page/api.js";
 import { clear, h } from "/page/dom.js";
 import { attention } from "/page/attention.js";
+import { chat } from "/page/chat.js";
 import { classify } from "/page/classify.js";
 import { compare } from "/page/compare.js";
 import { fill } from "/page/fill.js";
@@ -10,7 +11,7 @@ import { models } from "/page/models.js";
 import { search } from "/page/search.js";
 import { write } from "/page/write.js";
 
-const TABS = [write, fill, classify, compare, attention, search, models];
+const ALL_TABS = [chat, write, fill, classify, compare, attention, search, models];
 const POLL_MILLISECONDS = 1000;
 const status = document.getElementById("status");
 
@@ -22,9 +23,11 @@ function report(message) {
 /** Build the tabs, and a panel for each; a panel is filled when it is first shown. */
 function buildTabs(available) {
   const panels = new Map(), buttons = new Map(), isFilled = new Set();
+  const isUsable = (tab) => !tab.capability || available.some((model) => model.capabilities.includes(tab.capability));
+  const tabs = ALL_TABS.filter((tab) => !tab.isOptional || isUsable(tab));
 
   function select(tab, focus = false) {
-    for (const other of TABS) {
+    for (const other of tabs) {
       const isSelected = other === tab;
       buttons.get(other).setAttribute("aria-selected", String(isSelected));
       buttons.get(other).tabIndex = isSelected ? 0 : -1;
@@ -42,10 +45,10 @@ function buildTabs(available) {
     const targets = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: -1 };
     if (!(event.key in targets)) return;
     event.preventDefault();
-    select(TABS.at(targets[event.key] % TABS.length), true);
+    select(tabs.at(targets[event.key] % tabs.length), true);
   }
 
-  TABS.forEach((tab, index) => {
+  tabs.forEach((tab, index) => {
     buttons.set(tab, h("button", {
       type: "button", role: "tab", id: `tab-${tab.id}`, "aria-controls": `panel-${tab.id}`,
       onclick: () => select(tab), onkeydown: (event) => move(event, index),
@@ -56,10 +59,9 @@ function buildTabs(available) {
   });
   clear(document.getElementById("tabs"), ...buttons.values());
   clear(document.getElementById("panels"), ...panels.values());
-  const fromHash = () => TABS.find((tab) => `#${tab.id}` === location.hash);
+  const fromHash = () => tabs.find((tab) => `#${tab.id}` === location.hash);
   window.addEventListener("hashchange", () => { if (fromHash()) select(fromHash()); });
-  const isUsable = (tab) => !tab.capability || available.some((model) => model.capabilities.includes(tab.capability));
-  select(fromHash() ?? TABS.find(isUsable) ?? models);
+  select(fromHash() ?? tabs.find(isUsable) ?? models);
 }
 
 /** Wait until the models are loaded, then show the tabs; ask for a token if the server wants one. */

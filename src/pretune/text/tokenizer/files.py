@@ -87,7 +87,9 @@ def get_token_text(value: object) -> str:
 
 
 TOKENIZER_FILE, CONFIG_FILE, SPECIAL_TOKENS_FILE = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+CHAT_TEMPLATE, CHAT_TEMPLATE_FILE = "chat_template", "chat_template.jinja"
 MAX_BYTES = 256 * 2**20
+MAX_TEMPLATE_BYTES = 2**20
 
 
 def encode_json(data: object) -> bytes:
@@ -115,7 +117,27 @@ def read_tokenizer(path: str | os.PathLike[str]) -> tuple[Raw, dict[str, object]
         config_file = file.with_name(name)
         if config_file.is_file():
             config |= io.read_json(config_file, CheckpointError)
+    template_file = file.with_name(CHAT_TEMPLATE_FILE)
+    if template_file.is_file():
+        config |= read_chat_template(io.read_bounded(template_file, CheckpointError, MAX_TEMPLATE_BYTES))
     return parse_tokenizer(read_bytes(file), str(file)), config
+
+
+def read_chat_template(content: bytes) -> dict[str, object]:
+    """Return the setting that `chat_template.jinja` stands for; it wins over that of `tokenizer_config.json`."""
+    try:
+        return {CHAT_TEMPLATE: content.decode()}
+    except UnicodeDecodeError as fault:
+        raise CheckpointError(f"{CHAT_TEMPLATE_FILE}: not UTF-8, at byte {fault.start}") from None
+
+
+def find_chat_template(config: Mapping[str, object]) -> str | None:
+    """Return the chat template of the config: a text, or of several by name the one named `default`."""
+    value = config.get(CHAT_TEMPLATE)
+    if isinstance(value, list):
+        templates = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
+        value = templates.get("default")
+    return value if isinstance(value, str) and value else None
 
 
 def read_bytes(file: Path) -> bytes:

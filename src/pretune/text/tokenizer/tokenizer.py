@@ -176,6 +176,7 @@ class Tokenizer:
         self.padding: Literal["right", "left"] = "left" if config.get("padding_side") == "left" else "right"
         self.pad_segment: int = files.read_number(config, "pad_token_type_id", 255) or 0
         self.labels: tuple[str, ...] = ()  # of the head of a model, in the order of their numbers
+        self.chat_template: str | None = files.find_chat_template(config)
         self.length: int | None = files.read_number(config, "model_max_length", 10**9)
         self._config = config
         self._encoders: dict[bool, TokenizerEncoder] = {}
@@ -216,6 +217,7 @@ class Tokenizer:
             "padding_side": self.padding,
             **({"pad_token_type_id": self.pad_segment} if self.pad_segment else {}),
             **({"model_max_length": self.length} if self.length else {}),
+            **({files.CHAT_TEMPLATE: self.chat_template} if self.chat_template else {}),
             **{
                 name: {"__type": "AddedToken", **value, "special": True} if isinstance(value, dict) else value
                 for name, value in tokens.items()
