@@ -96,7 +96,7 @@ def main() -> int:
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torchrun processes select their device themselves
     settings = {"batch_tokens": options.batch_tokens, "deterministic": "true", "checkpoint_every": 10, "log_every": 1}
-    arguments = [options.model, "--data", str(options.data), "--steps", str(options.steps)]
+    arguments = [options.model, "--paper", "--data", str(options.data), "--steps", str(options.steps)]
     arguments += [f"--set=train.{name}={value}" for name, value in settings.items()]
     variants: dict[str, Callable[[Path], None]] = {
         "uninterrupted": partial(run_uninterrupted, arguments=arguments),

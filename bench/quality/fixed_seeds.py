@@ -36,7 +36,7 @@ WORDS = shlex.split(
 )
 MACROS = {
     "SMALL": "--set model.width=32 --set model.depth=2 --set model.heads=2",
-    "SHORT": "--steps 12 --set train.batch_tokens=1024 --set train.workers=0 --set data.max_length=32 "
+    "SHORT": "--steps 12 --paper --set train.batch_tokens=1024 --set train.workers=0 --set data.max_length=32 "
     "--set train.samples_every=0 --set train.eval_every=6 --set train.checkpoint_every=6",
     "BRIEF": "--steps 6 --baselines none --set train.batch=8",
 }

@@ -253,7 +253,7 @@ def measure_perplexity(options: argparse.Namespace) -> dict[str, Any]:
         settings |= {"data.max_length": 64, "train.batch_tokens": 256} if is_tiny else {"data.max_length": 512}
         length: dict[str, Any] = {"steps": 4} if is_tiny else {"budget": options.seconds}
         run = pt.pretrain(
-            "llama3-1b", data=data, out=folder / "run", overrides=settings, device=options.device, **length
+            "llama3-1b", data=data, out=folder / "run", paper=True, overrides=settings, device=options.device, **length
         )
         rows = {}
         for kind in KINDS:

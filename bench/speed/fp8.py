@@ -249,7 +249,13 @@ def train_curve(options: argparse.Namespace) -> dict[str, Any]:
         **json.loads(options.set),
     }
     run = pt.pretrain(
-        options.model, data=options.data, steps=options.steps, out=out, overrides=settings, device=options.device
+        options.model,
+        data=options.data,
+        steps=options.steps,
+        paper=True,
+        out=out,
+        overrides=settings,
+        device=options.device,
     )
     return {"loss": run.loss, "seconds": run.summary["elapsed"], "mfu": run.summary["cost"]["mfu"]}
 

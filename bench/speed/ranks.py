@@ -26,7 +26,7 @@ WARMUP_STEPS = 4
 
 def build_pretrain_command(model: str) -> list[str]:
     """Return the arguments of a pre-training run with 4,096 tokens per step."""
-    command = ["pretrain", model, "--data", "data", "--objective", "masked", "--set", "train.eval_tokens=0"]
+    command = ["pretrain", model, "--paper", "--data", "data", "--objective", "masked", "--set", "train.eval_tokens=0"]
     command += [
         "--set",
         "data.max_length=128",

@@ -249,6 +249,7 @@ def main() -> None:
             data=options.data,
             objective="masked",
             steps=WARMUP_STEPS + WINDOW * ROUNDS + 1,
+            paper=True,
             out=f"{folder}/run",
             overrides=overrides,
         )

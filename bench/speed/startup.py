@@ -46,7 +46,7 @@ from pretune.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 """Runs the command line and exits after the first step."""
-LARGE = ("pretrain", "bert-base", "--objective", "masked", "--steps", "9", "--set", "data.samples=documents",
+LARGE = ("pretrain", "bert-base", "--paper", "--objective", "masked", "--steps", "9", "--set", "data.samples=documents",
          "--set", "data.max_length=512", "--set", "train.batch_tokens=65536")  # fmt: skip
 
 BARE = """
@@ -131,7 +131,7 @@ def main() -> None:
         run(["-m", "pretune", "prepare", "text.txt", "--tokenizer", "tok", "--out", "data"], folder)
         times: dict[str, list[tuple[float, float]]] = {}
         for turn in range(options.repeats):
-            pretrain = ["pretrain", "bert-tiny", "--data", "data", "--objective", "masked", "--steps", "9"]
+            pretrain = ["pretrain", "bert-tiny", "--paper", "--data", "data", "--objective", "masked", "--steps", "9"]
             commands = {
                 "pretune --help": ["-m", "pretune", "--help"],
                 "first step": ["-c", FIRST, *pretrain, "--out", f"run-{turn}"],

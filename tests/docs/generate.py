@@ -15,6 +15,7 @@ from typing import Any
 from pretune import studies
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.cli.app import VERBS, main
+from pretune.core.log import format_number
 from pretune.models.families import FAMILIES
 from pretune.models.families.shared import PaperDefaults
 from pretune.objectives import OBJECTIVES
@@ -156,6 +157,7 @@ def describe_training() -> str:
         "samples",
         "lengths",
         "tokens a step",
+        "tokens",
         "lr (width)",
         "optimizer",
         "schedule",
@@ -192,6 +194,7 @@ def describe_paper(name: str, paper: PaperDefaults) -> tuple[str, ...]:
         paper.samples,
         ", ".join(map(str, paper.lengths)),
         f"{paper.batch_tokens:,}",
+        "unknown" if paper.tokens is None else format_number(paper.tokens),
         f"{paper.lr:g}" + ("" if paper.width is None else f" ({paper.width})"),
         optimizer,
         " ".join([kind, *(f"{k} {v}" if isinstance(v, str) else f"{k} {v:,}" for k, v in schedule.items())]),

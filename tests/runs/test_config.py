@@ -12,12 +12,13 @@ import torch
 from pretune.core import config
 from pretune.core.config import to_dict
 from pretune.core.errors import PretuneError, UsageError
+from pretune.core.log import parse_duration
 from pretune.models.families import FAMILIES
 from pretune.nn.heads import SpanHead
 from pretune.objectives.next_sentence import NextSentence
 from pretune.objectives.span_masked import Boundary, SpanMaskedLM
 from pretune.runs.config import PretrainConfig, PretrainTrainConfig
-from pretune.runs.defaults import parse_duration, replace_heads
+from pretune.runs.defaults import replace_heads
 from pretune.runs.estimate import THIS_MACHINE, estimate_pretrain, measure_flops
 from pretune.runs.finetune.config import (
     FinetuneTrainConfig,

@@ -44,7 +44,8 @@ def test_three_steps(name: str, prepared: Prepared, tmp_path: Path) -> None:
     assert run.summary["steps"] == 3 and run.summary["skipped"] == 0
     told = json.loads((tmp_path / "run/run.json").read_text())
     assert told["objective"]["kind"] == paper.objective["kind"]
-    assert told["train"]["optimizer"]["kind"] == paper.optimizer["kind"]
+    is_short = "plan" in told["environment"]  # with settings of short runs
+    assert told["train"]["optimizer"]["kind"] == ("muon" if is_short else paper.optimizer["kind"])
     model = pt.load(run)
     assert model.spec.family == name and model.tokenizer is not None
     assert all(torch.isfinite(p).all() for p in model.parameters())

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pretune.models.spec import Model
-    from pretune.runs.config import PretrainConfig
 
 
 @option_set
@@ -39,7 +38,6 @@ def pretrain(options: PretrainOptions, mode: PretrainMode, output: OutputFormat)
     start_time = time.monotonic()  # the budget covers the whole command
     with shut_down_cleanly():  # imports take seconds
         from pretune.models.hf.checkpoint import inspect_checkpoint
-        from pretune.runs.defaults import build_pretrain_config
         from pretune.runs.pretrain import run_pretrain
         from pretune.runs.recipes import is_recipe
         from pretune.training.distributed import resolve_device
@@ -47,8 +45,7 @@ def pretrain(options: PretrainOptions, mode: PretrainMode, output: OutputFormat)
         _show_plan(options, output.as_json)
         return
     if mode.dry_run:
-        target = resolve_device(options.device)  # a run rejects an unknown device too
-        _show(build_pretrain_config(options), output, target)
+        _show(options, output, resolve_device(options.device))  # a run rejects an unknown device too
         return
     run = run_pretrain(options, started_at=start_time)
     if os.environ.get("RANK", "0") != "0":  # only rank 0 prints
@@ -87,12 +84,27 @@ def _show_plan(options: PretrainOptions, as_json: bool) -> None:
     log.print_result(f"expected on {device.name}: {size.describe()}")
 
 
-def _show(config: "PretrainConfig", output: OutputFormat, device: str) -> None:
+def _show(options: PretrainOptions, output: OutputFormat, device: str) -> None:
     """Print the settings, and the cost above them or as a key of JSON."""
-    from pretune.runs.estimate import estimate_pretrain
+    import torch
 
+    from pretune.runs.config import PretrainConfig
+    from pretune.runs.defaults import open_request
+    from pretune.runs.estimate import estimate_pretrain
+    from pretune.runs.short_runs import plan_named_run
+
+    request = open_request(options)
+    if isinstance(request, PretrainConfig):
+        config, reasons = request, []
+    else:
+        planned_run = plan_named_run(request, options.paper, torch.device(device))
+        config, reasons = (
+            planned_run.config,
+            [planned_run.reason, *([planned_run.warning] if planned_run.warning else [])],
+        )
     cost = estimate_pretrain(config, device)
-    print_plan(output, config.to_dict(), {"cost": cost}, _format_forecast(cost, config.train.budget))
+    lines = [*reasons, *_format_forecast(cost, config.train.budget)]
+    print_plan(output, config.to_dict(), {"cost": cost}, lines)
 
 
 def _format_forecast(cost: dict[str, Any], budget: float | None) -> "Iterator[str]":

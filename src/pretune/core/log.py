@@ -5,6 +5,7 @@ rich formats messages where stderr is a terminal, and is imported only then; els
 
 import itertools
 import json
+import math
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,10 @@ _quiet = False
 _COUNT_SCALES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
 _MAX_COUNT = 10**18
 _COUNT_PATTERN = re.compile(r"(\d[\d_]{,30}\.?\d{,30}|\.\d{1,30})(e[+-]?\d{1,2})?([kmbt]?)", re.ASCII)
+_DURATION_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_PATTERN = re.compile(
+    r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*"
+)
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -170,6 +175,24 @@ def parse_count(text: str, option: str) -> int:
     if not 1 <= value <= _MAX_COUNT:
         raise UsageError(f"{option} '{text[:40]}' must be a number from 1 to 1e18, such as 1e9, 10B, 300M or 2k")
     return round(value)
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration into seconds; a number without a unit is ambiguous and raises.
+
+    >>> parse_duration("10m"), parse_duration("90s"), parse_duration("5 min"), parse_duration("1h30m")
+    (600.0, 90.0, 300.0, 5400.0)
+    """
+    stripped_text = text.strip()
+    parts = _DURATION_PATTERN.findall(stripped_text)
+    seconds = sum(float(number) * _DURATION_UNITS[unit[0]] for number, unit in parts)
+    if _DURATION_PATTERN.sub("", stripped_text) or not 0 < seconds < math.inf:
+        number = re.fullmatch(r"\d*\.?\d+", stripped_text) is not None and float(stripped_text) > 0
+        units = (
+            f"{stripped_text[:20]}m for minutes, {stripped_text[:20]}s for seconds" if number else "90s, 10m or 1.5h"
+        )
+        raise UsageError(f"invalid duration '{text[:40]}'; use {units}")
+    return seconds
 
 
 def format_examples(counts: Mapping[str, int], pool: Mapping[str, int]) -> str:

@@ -268,6 +268,12 @@ class Model:
         return any(isinstance(stack, Recurrent) for stack in self.stacks)
 
     @property
+    def is_post_norm(self) -> bool:
+        """True if a block normalizes the sum of its input and its output, as BERT's do."""
+        blocks = [block for stack in self.stacks for block in getattr(stack, "blocks", ())]
+        return any(getattr(getattr(block, "norms", None), "post", None) is not None for block in blocks)
+
+    @property
     def depth(self) -> int:
         return max(stack.depth for stack in self.stacks)
 

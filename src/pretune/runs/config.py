@@ -17,7 +17,7 @@ from pretune.core import io
 from pretune.core.config import Ge, Gt, Le, NonNegative, PathText, Positive, spec
 from pretune.core.config.edit import parse_value
 from pretune.core.config.read import format_value, read_yaml
-from pretune.core.config.specs import parse_annotation, to_plain
+from pretune.core.config.specs import get_fields, parse_annotation, to_plain
 from pretune.core.errors import UsageError, suggest
 from pretune.core.registry import Registry
 from pretune.core.run_dir import LocatedSettings, MovedPath, RunDir, get_path, locate_paths
@@ -26,13 +26,16 @@ from pretune.data.sampling import Mixing
 from pretune.models.spec import Model
 from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import Objective
-from pretune.training.config import Optim, ResidualPrecision, TrainConfig
+from pretune.training.config import Optim, ResidualPrecision, Schedule, TrainConfig
 from pretune.training.distributed import Parallel
 
 LayerDecay = Annotated[float, Gt(0), Le(1)]
 LENGTHS = ("steps", "tokens", "epochs", "budget")
 """Fields of `train` for the length of a run, of which one is set."""
 
+
+FITTED_PARTS: Mapping[str, Any] = {"train.optimizer": Optim, "train.schedule": Schedule}
+"""Parts of a config that fitted settings replace as a whole."""
 
 STOP_EARLY_PATIENCE = 3
 """Evaluations without improvement after which `--stop-early` ends a run: about a third of a run with ten."""
@@ -309,6 +312,25 @@ def read_optimizer(overrides: Mapping[str, object]) -> Mapping[str, object]:
     value = overrides.get("train.optimizer")
     value = parse_value(Optim, value, "train.optimizer") if isinstance(value, str) else to_plain(value)
     return value if isinstance(value, Mapping) else {}
+
+
+def merge_settings(fitted_settings: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
+    """Return fitted settings, except those that a user has replaced, with those of the user.
+
+    A fitted optimizer or schedule without the field that a user sets gives way as a whole, and its rate with it.
+    """
+    settings = dict(fitted_settings)
+    for path in overrides:
+        parent, _, name = path.rpartition(".")
+        part = settings.get(parent)
+        if isinstance(part, Mapping):
+            part_class = parse_annotation(FITTED_PARTS[parent]).specs[part["kind"]]
+            if name not in get_fields(part_class):
+                del settings[parent]
+        settings = {key: value for key, value in settings.items() if key != path and not key.startswith(f"{path}.")}
+    if "train.optimizer.lr" in overrides or "train.optimizer" in fitted_settings.keys() - settings.keys():
+        settings.pop("train.lr", None)
+    return {**settings, **overrides}
 
 
 def refuse_conflicts(options: Mapping[str, object], overrides: Mapping[str, object]) -> None:

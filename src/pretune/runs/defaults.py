@@ -2,9 +2,8 @@
 
 import math
 import os
-import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pretune.core.config.read import format_value
 from pretune.core.config.specs import get_fields, to_plain
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
+from pretune.core.log import parse_duration
 from pretune.core.run_dir import PATHS_KEY
 from pretune.data.prepared_data import PreparedData
 from pretune.models import catalog
@@ -31,6 +31,7 @@ from pretune.runs.config import (
     DataConfig,
     PretrainConfig,
     PretrainTrainConfig,
+    merge_settings,
     read_config,
     read_objective,
     refuse_conflicts,
@@ -54,17 +55,45 @@ MAX_CPU_BATCH_TOKENS, MAX_CUDA_BATCH_TOKENS = 2048, 65_536
 """Maximum default tokens per step."""
 CLOCK_WARMUP, CLOCK_DECAY = 0.05, 0.2
 """Shares of a run with a budget: warm-up where the paper has steps, decay where the paper has none."""
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_PART = re.compile(r"(\d+\.?\d*|\.\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)(?![a-z])\s*")
 
 
-def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig | None = None) -> PretrainConfig:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperRequest:
+    """A run of a published model: the settings of the options, the data, and the settings of the user by path."""
+
+    settings: Mapping[str, Any]
+    data: DataFacts
+    tokenizer: Tokenizer
+    device: str
+    overrides: Mapping[str, object]
+
+    def build(self, fitted_settings: Mapping[str, object] | None = None) -> PretrainConfig:
+        """Return the paper's config, with `fitted_settings` where the user has set none."""
+        overrides = merge_settings(fitted_settings or {}, self.overrides)
+        return build_paper_config(self.settings, self.data, self.tokenizer, self.device, overrides)
+
+    def get_paper(self, model: Model) -> PaperDefaults | None:
+        """Return the paper's training settings."""
+        return _find_paper_training(self.settings.get("model.name", ""), model)
+
+
+def build_pretrain_config(
+    options: PretrainOptions,
+    whole_config: PretrainConfig | None = None,
+    fitted_settings: Mapping[str, object] | None = None,
+) -> PretrainConfig:
     """Return the config of a run: the paper's defaults, or those in `options.config`, with the other options.
 
     `options.config` is a whole or partial tree, or a file with one: a run.json, or YAML; `whole_config` takes its
-    place. `overrides` go before it, and the other options before both. With a `teacher`, the objective becomes a
-    distillation. Invalid or contradictory values are a UsageError.
+    place. `overrides` go before it, and the other options before both. `fitted_settings` replace those of the paper.
+    With a `teacher`, the objective becomes a distillation. Invalid or contradictory values are a UsageError.
     """
+    request = open_request(options, whole_config)
+    return request if isinstance(request, PretrainConfig) else request.build(fitted_settings)
+
+
+def open_request(options: PretrainOptions, whole_config: PretrainConfig | None = None) -> PaperRequest | PretrainConfig:
+    """Return the inputs of a paper's config; the config itself where the settings are whole."""
     if options.text is not None:
         raise UsageError(
             "--text is for recipes (encoder, decoder, encoder-decoder); prepare the text with `pretune prepare`, and "
@@ -80,6 +109,8 @@ def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig
     tree = read_config(options.config if whole_config is None else whole_config)
     refuse_conflicts(settings, overrides)
     if all(isinstance(tree.get(name), Mapping) for name in SECTIONS) and "kind" in tree["model"]:
+        if options.paper:
+            raise UsageError("--paper is for a new run of a model; these settings are whole, leave --paper out")
         return _override_config(whole_config or PretrainConfig.from_dict(tree), settings, overrides)
     overrides = {**dict(_flatten_tree(tree)), **overrides}
     for path in NAMED_PATHS:
@@ -90,9 +121,14 @@ def build_pretrain_config(options: PretrainOptions, whole_config: PretrainConfig
             settings.setdefault(path, value)
     if "data.path" not in settings or not settings.keys() & {"model.name", "train.init_from"}:
         raise UsageError("a run needs a model and --data; or a --config that names them")
-    prepared_data = PreparedData.open(os.fspath(settings["data.path"]))
-    facts, tokenizer = DataFacts.from_prepared_data(prepared_data), Tokenizer.load(prepared_data.tokenizer)
-    return build_paper_config(settings, facts, tokenizer, resolve_device(options.device).partition(":")[0], overrides)
+    data = PreparedData.open(os.fspath(settings["data.path"]))
+    return PaperRequest(
+        settings=settings,
+        data=DataFacts.from_prepared_data(data),
+        tokenizer=Tokenizer.load(data.tokenizer),
+        device=resolve_device(options.device).partition(":")[0],
+        overrides=overrides,
+    )
 
 
 def collect_overrides(options: PretrainOptions) -> dict[str, object]:
@@ -212,24 +248,6 @@ def _refuse_unused(config: PretrainConfig, overrides: Mapping[str, object]) -> N
 
 def _format_value(value: Any) -> str:
     return f"'{value['kind']}'" if isinstance(value, Mapping) and "kind" in value else format_value(value)
-
-
-def parse_duration(text: str) -> float:
-    """Parse a duration into seconds; a number without a unit is ambiguous and raises.
-
-    >>> parse_duration("10m"), parse_duration("90s"), parse_duration("5 min"), parse_duration("1h30m")
-    (600.0, 90.0, 300.0, 5400.0)
-    """
-    stripped_text = text.strip()
-    parts = _PART.findall(stripped_text)
-    seconds = sum(float(number) * _UNITS[unit[0]] for number, unit in parts)
-    if _PART.sub("", stripped_text) or not 0 < seconds < math.inf:
-        number = re.fullmatch(r"\d*\.?\d+", stripped_text) is not None and float(stripped_text) > 0
-        units = (
-            f"{stripped_text[:20]}m for minutes, {stripped_text[:20]}s for seconds" if number else "90s, 10m or 1.5h"
-        )
-        raise UsageError(f"invalid duration '{text[:40]}'; use {units}")
-    return seconds
 
 
 def estimate_steps(train: PretrainTrainConfig, tokens: int) -> int | None:

@@ -76,8 +76,9 @@ def _format_choices(plan: Facts) -> str:
         (f"`{choice['path']}`", escape_markdown(format_setting(choice["value"])), escape_markdown(choice["reason"]))
         for choice in plan["choices"]
     ]
-    table = format_markdown(("setting", "value", "reason"), rows)
-    return f"## Choices of the recipe `{escape_markdown(plan['recipe'])}`\n{table}\n\n"
+    table, recipe = format_markdown(("setting", "value", "reason"), rows), plan["recipe"]
+    source = "Settings of a short run" if recipe is None else f"Choices of the recipe `{escape_markdown(recipe)}`"
+    return f"## {source}\n{table}\n\n"
 
 
 def _format_samples(lines: Sequence[Facts]) -> str:

@@ -113,6 +113,11 @@ class PretrainOptions(Options):
         "Distil this pre-trained model, of the same vocabulary, into the new one.",
         sets="objective.teacher",
     )
+    paper: bool = option(
+        "--paper",
+        "Take the paper's batch, optimizer, rate and schedule in a short run too.",
+        default=False,
+    )
     resume: bool = RESUME.field(default=False)
     stop_early: bool = option(
         "--stop-early",

@@ -22,10 +22,11 @@ from pretune.core.errors import CheckpointError
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
 from pretune.runs.config import LENGTHS, DataConfig, PretrainConfig, PretrainTrainConfig, read_config
-from pretune.runs.defaults import LENGTH_PATHS, build_pretrain_config
+from pretune.runs.defaults import LENGTH_PATHS, build_pretrain_config, open_request
 from pretune.runs.options import PretrainOptions
 from pretune.runs.pretrain_run import PretrainedRun, PretrainRun, load_finished_run
 from pretune.runs.recipes import is_recipe
+from pretune.runs.short_runs import list_fitted, plan_named_run
 from pretune.runs.verify import check_model
 from pretune.text.tokenizer import Tokenizer
 from pretune.training.checkpoints.manager import CheckpointManager, read_state
@@ -46,7 +47,8 @@ SETTING_PATHS = [
 def pretrain(options: PretrainOptions) -> PretrainedRun:
     """Pre-train a model and save it to `out`, a directory that `pt.load` and transformers can load.
 
-    Give one length: `steps`, `tokens`, `epochs` or `budget`. Defaults are those of the model's paper.
+    Give one length: `steps`, `tokens`, `epochs` or `budget`. Defaults are those of the model's paper; in a run that
+    reads less than a hundredth of its tokens, batch, optimizer, rate and schedule are fitted to the run.
 
     A recipe (`pt.pretrain("encoder", text="books/", budget="10m", out="runs/mine")`) chooses everything from the text,
     the device and the time; the settings and the reasons are in the log and in run.json. With `init_from` it trains
@@ -66,6 +68,7 @@ def pretrain(options: PretrainOptions) -> PretrainedRun:
         budget: Wall-clock time: "10m", "1h30m", or seconds. The learning rate reaches the end of its schedule then.
         init_from: Run, Hugging Face directory or installed model ("minilm") whose weights training starts from.
         teacher: Run or Hugging Face directory of a model that the new one imitates; its vocabulary is that of the data.
+        paper: Take batch, optimizer, rate and schedule of the paper in a short run too.
         resume: Continue the unfinished run in `out`; other arguments may be left out.
         stop_early: End when the validation loss has not fallen for 3 evaluations (`train.patience`), and save the
             weights with the lowest.
@@ -95,7 +98,7 @@ def run_pretrain(
     run_dir, resume = RunDir(Path(require_out(options.out))), options.resume
     stop = GracefulShutdown(f"resume with `{run_dir.build_resume_command('pretrain')}`", has_checkpoint=resume)
     with stop.handle_signals():
-        settings, state, plan = None, None, None
+        settings, state, plan, planner, planned_run = None, None, None, None, None
         if resume:
             resume = run_dir.can_resume(can_start=options.model is not None or options.config is not None)
         if resume:
@@ -111,15 +114,21 @@ def run_pretrain(
 
             find_recipe(options)  # rejects options before anything is computed
             run_dir.check_free()
+            planner = partial(plan_run, options, run_dir, started_at)
         else:
-            settings = build_pretrain_config(options)
+            request = open_request(options)
+            settings = request if isinstance(request, PretrainConfig) else request.build()
             run_dir.check_free()  # checked again under the lock; here nothing is computed yet
             state = load_clock_history(settings, options)
+            if not isinstance(request, PretrainConfig):
+                planner = partial(plan_named_run, request, options.paper)
         processes = contextlib.nullcontext(ranks) if ranks else init_distributed(resolve_device(options.device))
         with processes as group:
-            if settings is None:
-                make_plan = partial(plan_run, options, run_dir, group.device, count=group.world, started_at=started_at)
-                settings, plan = group.broadcast_object(run_on_rank_zero(group, make_plan))
+            if planner is not None:  # on one rank, since speeds are measured
+                make_plan = partial(planner, group.device, group.world)
+                planned_run = group.broadcast_object(run_on_rank_zero(group, make_plan))
+                settings, plan = planned_run.config, planned_run.plan
+            assert settings is not None
             if resume and not group.broadcast_object(run_on_rank_zero(group, run_dir.has_progress)):
                 settings, resume = replace(settings, moved_paths={}), False  # run.json is written again
                 state = load_clock_history(settings, options)
@@ -128,6 +137,10 @@ def run_pretrain(
             run = PretrainRun(
                 settings, run_dir, group, stop, started_at=started_at, resume=resume, state=state, plan=plan
             )
+            if planned_run is not None and group.is_first:
+                for message, write in ((planned_run.reason, log.info), (planned_run.warning, log.warn)):
+                    if message:
+                        write(message)
             return run.run()
 
 
@@ -148,7 +161,8 @@ def load_resumed_config(run_dir: RunDir, options: PretrainOptions) -> PretrainCo
     has_length = not {*LENGTH_PATHS}.isdisjoint([*options.list_settings(), *(options.overrides or {})])
     if is_whole and options.config is None and not has_length:
         options = replace(options, **{name: getattr(stored_config.train, name) for name in LENGTHS})
-    resumed_config = build_pretrain_config(options, None if is_whole else stored_config)
+    fitted_settings = list_fitted(environment.get("plan")) if is_whole else {}
+    resumed_config = build_pretrain_config(options, None if is_whole else stored_config, fitted_settings)
     resumed_config = resumed_config.move_paths(located_settings)
     for path, (new, old) in resumed_config.diff(stored_config).items():
         raise CheckpointError(f"{run_dir.path}: {path} was {old} and cannot become {new} in a resumed run")

@@ -262,8 +262,7 @@ class PretrainRun:
     def _build_learning_check(self) -> LearningCheck:
         train, schedule = self.settings.train, self.settings.train.schedule
         warmup = getattr(schedule, "warmup", None)
-        blocks = [block for stack in self.settings.model.stacks for block in getattr(stack, "blocks", ())]
-        is_post_norm = any(getattr(getattr(block, "norms", None), "post", None) is not None for block in blocks)
+        is_post_norm = self.settings.model.is_post_norm
         remedies = [
             f"lower train.lr (now {train.lr:g})",
             *([] if warmup is None else [f"use a longer train.schedule.warmup (now {warmup:g})"]),

@@ -28,7 +28,7 @@ from pretune.core import io, log
 from pretune.core.config import spec
 from pretune.core.errors import DataError, PretuneError, StoppedError, StopRequest, UsageError, UserInterruptError
 from pretune.core.hub import INSTALLED_MODELS
-from pretune.core.log import format_duration
+from pretune.core.log import format_duration, parse_duration
 from pretune.core.run_dir import RunDir
 from pretune.core.seed import make_generator
 from pretune.evaluation.baselines.base import Classifier
@@ -39,7 +39,6 @@ from pretune.models.catalog import build
 from pretune.models.families import FAMILIES
 from pretune.reports.load import QuickstartFile, QuickstartRecord, StageRecord
 from pretune.reports.page import report
-from pretune.runs.defaults import parse_duration
 from pretune.runs.finetune.defaults import read_base_spec
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.prepare import prepare

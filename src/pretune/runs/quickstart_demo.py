@@ -31,6 +31,7 @@ def build_demo(
         data=run_dir / "data",
         budget=seconds,
         epochs=epochs,
+        paper=True,
         overrides=changes,
         out=run_dir / WRITER,
         device=device,

@@ -162,7 +162,7 @@ class StepRunner:
         if resume:
             options = PretrainOptions(resume=True)
         else:
-            options = replace(options, device=self.device)
+            options = replace(options, device=self.device, paper=True)  # all cells of a study have the same batch
             options = self._prepare(options, step, lambda values: build_pretrain_config(values).train.lr)
         summary = run_pretrain(replace(options, out=folder, device=self.device)).summary
         amounts = {name: summary[name] for name in ("parameters", "steps", "tokens")}

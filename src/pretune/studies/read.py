@@ -13,8 +13,7 @@ from pretune.core.config import from_dict
 from pretune.core.config.read import format_value, read_yaml
 from pretune.core.config.specs import get_fields
 from pretune.core.errors import UsageError, explain_missing, suggest
-from pretune.core.log import parse_count
-from pretune.runs.defaults import parse_duration
+from pretune.core.log import parse_count, parse_duration
 from pretune.studies import list_study_files
 from pretune.studies.settings import read_settings
 from pretune.studies.spec import GridFactor, Measure, Row, Scale, Study

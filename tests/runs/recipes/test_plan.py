@@ -9,6 +9,7 @@ from pretune.models import catalog
 from pretune.runs.recipes import RECIPES
 from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
 from pretune.runs.recipes.plan import RecipePlan, SizeEstimate, count_effective_tokens
+from pretune.runs.recipes.recipe import choose_tokenizer
 
 GPU = DeviceFacts(name="h200", device_type="cuda", flops=790e12, bandwidth=4e12, memory=140e9)
 CPU = DeviceFacts(name="two cores", device_type="cpu", flops=200e9, bandwidth=15e9, memory=24e9)
@@ -94,3 +95,11 @@ def test_repetitions_are_worth_less_than_new_text() -> None:
     assert count_effective_tokens(500, 1000) == 500
     assert 3500 < count_effective_tokens(4000, 1000) < 4000
     assert count_effective_tokens(1e9, 1000) == pytest.approx(16_000, rel=0.01)
+
+
+def test_text_without_spaces_gets_a_tokenizer_that_needs_none() -> None:
+    for name in NAMES:
+        kind, _ = RECIPES.get(name).tokenizer
+        assert choose_tokenizer(kind, TEXT)[0] == kind
+        chosen, reason = choose_tokenizer(kind, TextFacts(bytes=9, tokens=3, has_spaces=False))
+        assert chosen in ("unigram", "bpe") and reason

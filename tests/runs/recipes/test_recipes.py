@@ -1,6 +1,7 @@
 """Runs of recipes: from text to a model in one call; bad options and too little time or text are refused."""
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from pretune.cli import main
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.runs.recipes import build
 from tests.conftest import Capture, Patch, run_command
+from tests.selection import keep_quick
 
 WORDS = "the", "a", "film", "story", "actor", "plot", "music", "is", "was", "not", "very", "good", "bad", "dull", "weak"
 SETS = {"train.samples_every": 0, "train.workers": 0, "train.eval_tokens": 2000, "model.width": 32, "model.depth": 2}
@@ -119,3 +121,41 @@ def test_no_text(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text(" \n")
     with pytest.raises(DataError, match="empty"):
         pt.pretrain("encoder", text=tmp_path / "empty.txt", budget="30s", out=tmp_path / "run")
+
+
+SYLLABLES = {
+    "chinese": ("电影", "故事", "演员", "音乐", "非常", "好看", "不", "很", "我们", "喜欢", "导演", "的"),
+    "japanese": ("この", "映画", "は", "とても", "面白い", "です", "が", "音楽", "よく", "ない", "俳優", "の"),
+    "thai": ("หนัง", "เรื่อง", "นี้", "ดี", "มาก", "แต่", "เพลง", "ไม่", "ชอบ", "นัก", "แสดง", "และ"),
+}
+
+
+@pytest.mark.parametrize("language", keep_quick([*SYLLABLES], "thai"))
+def test_text_without_spaces(language: str, tmp_path: Path, in_time: None) -> None:
+    words = SYLLABLES[language]
+    lines = ["".join(random.Random(n).choices(words, k=40)) for n in range(400)]
+    (tmp_path / "text.txt").write_text("\n\n".join(lines))
+    pt.pretrain(
+        "encoder", text=tmp_path / "text.txt", budget=3.0, out=tmp_path / "run", overrides={**SETS, "model.heads": 2}
+    )
+    tokenizer = pt.load(tmp_path / "run").tokenizer
+    ids = tokenizer.encode(lines[0], add_special_tokens=False)
+    assert tokenizer.special["unk"] not in ids and 5 < len(ids) < len(lines[0])
+    choices = json.loads((tmp_path / "run/run.json").read_text())["environment"]["plan"]["choices"]
+    assert {"path": "tokenizer", "value": "unigram"}.items() <= next(
+        c for c in choices if c["path"] == "tokenizer"
+    ).items()
+
+
+def test_too_little_text_for_a_sequence_is_one_line(tmp_path: Path, in_time: None) -> None:
+    (tmp_path / "text.txt").write_text("hello")
+    with pytest.raises(DataError, match="add text"):
+        pt.pretrain("encoder", text=tmp_path / "text.txt", budget=3.0, out=tmp_path / "run", overrides=SETS)
+
+
+def test_one_document(tmp_path: Path, in_time: None, capsys: Capture) -> None:
+    """There is nothing left for validation; the run says so."""
+    (tmp_path / "text.txt").write_text(" ".join(WORDS[n * n % 15] for n in range(9000)))
+    sets = {**SETS, "model.heads": 2}
+    run = pt.pretrain("encoder", text=tmp_path / "text.txt", budget=3.0, out=tmp_path / "run", overrides=sets)
+    assert run.loss is None and run.summary["tokens"] > 0 and "validation" in capsys.readouterr().err

@@ -132,6 +132,7 @@ albert = Family(
             "masking": {"kind": "span_masked", "spans": {"kind": "ngram"}, "replace_by": "token"},
         },
         batch_tokens=2_097_152,
+        tokens=262e9,  # 125,000 steps
         lr=1.76e-3,
         width=768,  # each size has its own: one rate for all
         optimizer={**ADAM, "kind": "lamb"},

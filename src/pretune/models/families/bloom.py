@@ -74,6 +74,7 @@ bloom = Family(
     training=build_decoder_training(
         length=2048,
         batch_tokens=256 * 2048,
+        tokens=341e9,
         lr=3e-4,
         width=1024,
         optimizer=ADAM_LARGE,

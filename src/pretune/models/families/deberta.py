@@ -97,7 +97,13 @@ def build_pretraining_spec(spec: Model) -> Pair:
 
 
 XLARGE_SETTINGS = {"width": 1536, "depth": 24, "heads": 24, "conv": True}
-V2_TRAINING = {"objective": {"kind": "masked"}, "batch_tokens": 2048 * 512, "lr": 1.5e-4, "width": 1536}
+V2_TRAINING = {
+    "objective": {"kind": "masked"},
+    "batch_tokens": 2048 * 512,
+    "tokens": 1.05e12,
+    "lr": 1.5e-4,
+    "width": 1536,
+}
 LARGE_TRAINING = {"lr": 3e-4, "width": 1024}
 
 
@@ -332,6 +338,7 @@ deberta = Family(
     training=PaperDefaults(
         objective={"kind": "replaced_token", "masking": {"kind": "masked", "split": (1.0, 0.0, 0.0)}},
         batch_tokens=8192 * 512,
+        tokens=2.1e12,  # 500,000 steps
         lr=6e-4,
         width=768,
         optimizer={"kind": "adam_w", "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 0.01},

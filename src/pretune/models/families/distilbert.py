@@ -37,6 +37,7 @@ distilbert = Family(
     training=PaperDefaults(
         objective={"kind": "masked"},
         batch_tokens=2_097_152,  # up to 4,000 sequences a step
+        tokens=13e9,  # three passes over Wikipedia and books
         lr=5e-4,
         width=768,
         optimizer={**ADAM, "weight_decay": 0.0},

@@ -83,15 +83,16 @@ electra = Family(
     training=PaperDefaults(
         objective={"kind": "replaced_token"},
         batch_tokens=131_072,
+        tokens=100e9,  # 766,000 steps of the base size
         lr=2e-4,
         width=768,
         tokenizer=("wordpiece", "cls-sep", 30_522),
     ),
     build_pretraining_spec=build_pretraining_spec,
     sizes={
-        "small": Size(SMALL_SETTINGS, 13_483_008, "body"),  # "14M"
+        "small": Size(SMALL_SETTINGS, 13_483_008, "body", {"tokens": 16e9}),  # "14M"
         "base": Size({}, 108_891_648, "body"),  # "110M"
-        "large": Size(LARGE_SETTINGS, 334_092_288, "body"),  # "335M"
+        "large": Size(LARGE_SETTINGS, 334_092_288, "body", {"tokens": 1.8e12}),  # "335M"
         # As released. NOTE: the small generator is as wide as its discriminator; the paper has a quarter.
         "small-generator": Size({**SMALL_SETTINGS, "generator": True}, 13_483_008, "body"),
         "base-generator": Size({**SMALL_SETTINGS, "table": 768, "generator": True}, 33_511_168, "body"),

@@ -64,6 +64,7 @@ elmo = Family(
         samples="sentences",
         lengths=(128,),
         batch_tokens=3 * 128 * 20,
+        tokens=8e9,  # ten passes over the One Billion Word Benchmark
         lr=0.2,  # of all sizes
         optimizer={"kind": "adagrad", "initial_accumulator": 1.0},
         schedule={"kind": "constant"},

@@ -62,6 +62,7 @@ gpt = Family(
     training=build_decoder_training(
         length=512,
         batch_tokens=32_768,
+        tokens=100e9,  # 100 passes over its books
         lr=2.5e-4,
         width=768,
         optimizer={**ADAM, "eps": 1e-8},

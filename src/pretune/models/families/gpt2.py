@@ -92,7 +92,13 @@ gpt2 = Family(
     shape="decoder",
     default="small",
     training=build_decoder_training(
-        length=1024, batch_tokens=524_288, lr=6e-4, width=768, warmup=2_000, tokenizer=("bpe", "endoftext", 50_257)
+        length=1024,
+        batch_tokens=524_288,
+        tokens=100e9,
+        lr=6e-4,
+        width=768,
+        warmup=2_000,
+        tokenizer=("bpe", "endoftext", 50_257),
     ),
     # The paper's figures (117M, 345M, 762M, 1542M) were too small.
     sizes={
@@ -116,7 +122,13 @@ gpt3 = Family(
     shape="decoder",
     default="125m",
     training=build_decoder_training(
-        length=2048, batch_tokens=524_288, lr=6e-4, width=768, warmup=750, tokenizer=("bpe", "endoftext", 50_257)
+        length=2048,
+        batch_tokens=524_288,
+        tokens=300e9,
+        lr=6e-4,
+        width=768,
+        warmup=750,
+        tokenizer=("bpe", "endoftext", 50_257),
     ),
     # Table 2.1 of the paper; no weights were released, so the counts are computed from these specs. Attention is dense
     # in every layer; the paper alternates with banded sparse layers of unpublished width.

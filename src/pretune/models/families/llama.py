@@ -102,13 +102,23 @@ llama = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=2048, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 32_000)
+        length=2048,
+        batch_tokens=4_194_304,
+        tokens=1e12,
+        lr=3e-4,
+        width=4096,
+        warmup=2_000,
+        tokenizer=("bpe", "endoftext", 32_000),
     ),
     sizes={
         "7b": Size({}, 6_738_415_616),
         "13b": Size(_13B, 13_015_864_320),
-        "30b": Size({"width": 6656, "depth": 60, "heads": 52, "hidden": 17920}, 32_528_943_616),
-        "65b": Size({"width": 8192, "depth": 80, "heads": 64, "hidden": 22016}, 65_285_660_672),
+        "30b": Size(
+            {"width": 6656, "depth": 60, "heads": 52, "hidden": 17920}, 32_528_943_616, training={"tokens": 1.4e12}
+        ),
+        "65b": Size(
+            {"width": 8192, "depth": 80, "heads": 64, "hidden": 22016}, 65_285_660_672, training={"tokens": 1.4e12}
+        ),
     },
     layout=LAYOUT,
 )
@@ -119,7 +129,13 @@ llama2 = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 32_000)
+        length=4096,
+        batch_tokens=4_194_304,
+        tokens=2e12,
+        lr=3e-4,
+        width=4096,
+        warmup=2_000,
+        tokenizer=("bpe", "endoftext", 32_000),
     ),
     sizes={
         "7b": Size({}, 6_738_415_616),
@@ -148,6 +164,7 @@ llama3 = Family(
     training=build_decoder_training(
         length=8192,
         batch_tokens=4_194_304,
+        tokens=15e12,
         lr=3e-4,
         width=4096,
         warmup=8_000,
@@ -156,8 +173,8 @@ llama3 = Family(
     ),
     sizes={
         # Llama 3.2 (text): tied heads and scaled rotary frequencies.
-        "1b": Size({"width": 2048, "depth": 16, **_LLAMA_3_2}, 1_235_814_400),
-        "3b": Size({"width": 3072, "depth": 28, "heads": 24, **_LLAMA_3_2}, 3_212_749_824),
+        "1b": Size({"width": 2048, "depth": 16, **_LLAMA_3_2}, 1_235_814_400, training={"tokens": 9e12}),
+        "3b": Size({"width": 3072, "depth": 28, "heads": 24, **_LLAMA_3_2}, 3_212_749_824, training={"tokens": 9e12}),
         "8b": Size({}, 8_030_261_248),
         "70b": Size({"width": 8192, "depth": 80, "heads": 64, "hidden": 28672}, 70_553_706_496),
     },
@@ -179,7 +196,13 @@ mistral = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=8192, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 32_000)
+        length=8192,
+        batch_tokens=4_194_304,
+        tokens=8e12,
+        lr=3e-4,
+        width=4096,
+        warmup=2_000,
+        tokenizer=("bpe", "endoftext", 32_000),
     ),
     sizes={"7b": Size({}, 7_241_732_096)},
     layout=build_llama_layout(

@@ -186,6 +186,7 @@ modernbert = Family(
         objective={"kind": "masked", "rate": 0.3},
         lengths=(1024, 8192),
         batch_tokens=4608 * 1024,
+        tokens=2e12,
         lr=8e-4,
         width=768,
         optimizer={"kind": "adam_w", "betas": (0.9, 0.98), "eps": 1e-6, "weight_decay": 1e-5},

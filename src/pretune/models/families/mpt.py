@@ -112,6 +112,7 @@ mpt = Family(
         length=2048,
         # The settings of its code for Adam; the released weights were trained with Lion.
         batch_tokens=2_097_152,
+        tokens=1e12,
         lr=1.2e-4,
         width=4096,
         optimizer={**ADAM_LARGE, "weight_decay": 0.0},

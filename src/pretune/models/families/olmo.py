@@ -54,6 +54,7 @@ olmo = Family(
     training=build_decoder_training(
         length=2048,
         batch_tokens=4_194_304,
+        tokens=2e12,
         lr=4e-4,
         width=2048,
         optimizer={**ADAM_LARGE, "eps": 1e-5},
@@ -63,7 +64,7 @@ olmo = Family(
     ),
     sizes={
         "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192, "tied": True}, 1_176_764_416),
-        "7b": Size({}, 6_888_095_744),
+        "7b": Size({}, 6_888_095_744, training={"tokens": 2.46e12}),
     },
     layout=build_llama_layout(
         "olmo",
@@ -86,12 +87,20 @@ olmo2 = Family(
     shape="decoder",
     default="7b",
     training=build_decoder_training(
-        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 100_278)
+        length=4096,
+        batch_tokens=4_194_304,
+        tokens=4e12,
+        lr=3e-4,
+        width=4096,
+        warmup=2_000,
+        tokenizer=("bpe", "endoftext", 100_278),
     ),
     sizes={
         "1b": Size({"width": 2048, "depth": 16, "heads": 16, "hidden": 8192}, 1_484_916_736),
         "7b": Size({}, 7_298_617_344),
-        "13b": Size({"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}, 13_716_198_400),
+        "13b": Size(
+            {"width": 5120, "depth": 40, "heads": 40, "hidden": 13824}, 13_716_198_400, training={"tokens": 5e12}
+        ),
     },
     layout=build_llama_layout(
         "olmo2",

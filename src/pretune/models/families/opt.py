@@ -91,6 +91,7 @@ opt = Family(
     training=build_decoder_training(
         length=2048,
         batch_tokens=524_288,
+        tokens=180e9,
         lr=6e-4,
         width=768,
         schedule="linear",

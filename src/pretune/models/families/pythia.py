@@ -61,6 +61,7 @@ pythia = Family(
     training=build_decoder_training(
         length=2048,
         batch_tokens=2_097_152,
+        tokens=300e9,
         lr=6e-4,
         width=768,
         optimizer={**ADAM_LARGE, "weight_decay": 0.01},

@@ -103,16 +103,30 @@ qwen2 = Family(
     default="7b",
     # The report states lengths only; the rest is that of the first Qwen (Bai et al., 2023).
     training=build_decoder_training(
-        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 151_646)
+        length=4096,
+        batch_tokens=4_194_304,
+        tokens=7e12,
+        lr=3e-4,
+        width=4096,
+        warmup=2_000,
+        tokenizer=("bpe", "endoftext", 151_646),
     ),
     sizes={
         # 3b, 14b and 32b are of Qwen2.5 (Qwen Team, 2024), whose other sizes are the same.
-        "0.5b": Size({**_SMALL, "width": 896, "depth": 24, "heads": 14, "kv_heads": 2, "hidden": 4864}, 494_032_768),
+        "0.5b": Size(
+            {**_SMALL, "width": 896, "depth": 24, "heads": 14, "kv_heads": 2, "hidden": 4864},
+            494_032_768,
+            training={"tokens": 12e12},
+        ),
         "1.5b": Size({**_SMALL, "width": 1536, "heads": 12, "kv_heads": 2, "hidden": 8960}, 1_543_714_304),
-        "3b": Size({**_SMALL, "width": 2048, "depth": 36, "heads": 16, "kv_heads": 2, "hidden": 11008}, 3_085_938_688),
+        "3b": Size(
+            {**_SMALL, "width": 2048, "depth": 36, "heads": 16, "kv_heads": 2, "hidden": 11008},
+            3_085_938_688,
+            training={"tokens": 18e12},
+        ),
         "7b": Size({}, 7_615_616_512),
-        "14b": Size({**_LARGE, "depth": 48, "hidden": 13824}, 14_770_033_664),
-        "32b": Size({**_LARGE, "depth": 64, "hidden": 27648}, 32_763_876_352),
+        "14b": Size({**_LARGE, "depth": 48, "hidden": 13824}, 14_770_033_664, training={"tokens": 18e12}),
+        "32b": Size({**_LARGE, "depth": 64, "hidden": 27648}, 32_763_876_352, training={"tokens": 18e12}),
         "72b": Size({"width": 8192, "depth": 80, "heads": 64, "kv_heads": 8, "hidden": 29568}, 72_706_203_648),
     },
     layout=build_llama_layout(
@@ -137,7 +151,13 @@ qwen3 = Family(
     default="8b",
     # The report states lengths only; the rest is that of the first Qwen (Bai et al., 2023).
     training=build_decoder_training(
-        length=4096, batch_tokens=4_194_304, lr=3e-4, width=4096, warmup=2_000, tokenizer=("bpe", "endoftext", 151_669)
+        length=4096,
+        batch_tokens=4_194_304,
+        tokens=36e12,
+        lr=3e-4,
+        width=4096,
+        warmup=2_000,
+        tokenizer=("bpe", "endoftext", 151_669),
     ),
     sizes={
         "0.6b": Size({"width": 1024, "depth": 28, "heads": 16, "hidden": 3072, "tied": True}, 596_049_920),

@@ -131,6 +131,7 @@ roberta = _define_family(
     default="base",
     training=_define_training(
         batch_tokens=4_194_304,
+        tokens=2.1e12,  # 500,000 steps
         lr=6e-4,
         schedule={"kind": "linear", "warmup": 24_000},
         tokenizer=("bpe", "s-mask", 50_265),
@@ -148,6 +149,7 @@ xlm_roberta = _define_family(
     default="base",
     training=_define_training(
         batch_tokens=4_194_304,
+        tokens=6.3e12,  # 1.5 million steps
         lr=6e-4,
         schedule={"kind": "linear", "warmup": 24_000},
         tokenizer=("unigram", "s-mask", 250_002),
@@ -171,6 +173,7 @@ babyberta = _define_family(
         samples="sentences",
         lengths=(128,),
         batch_tokens=2_048,
+        tokens=26e6,  # 160,000 steps of 16 short sentences
         lr=1e-4,
         width=256,
         schedule={"kind": "linear", "warmup": 24_000},
@@ -185,7 +188,11 @@ miniberta = _define_family(
     build_spec=partial(build_spec, family="miniberta"),
     default="base",
     training=_define_training(
-        batch_tokens=262_144, lr=6e-4, schedule={"kind": "linear", "warmup": 6_000}, tokenizer=("bpe", "s-mask", 50_265)
+        batch_tokens=262_144,
+        tokens=26e9,  # 100,000 steps
+        lr=6e-4,
+        schedule={"kind": "linear", "warmup": 6_000},
+        tokenizer=("bpe", "s-mask", 50_265),
     ),
     sizes={
         "base": Size({}, 124_645_632, "body_with_pooler"),  # 10M to 1B words

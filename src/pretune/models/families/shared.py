@@ -68,6 +68,7 @@ class PaperDefaults:
     samples: str = "documents"
     lengths: tuple[int, ...] = (512,)  # the last length is used for the last tenth of the steps
     batch_tokens: int
+    tokens: float | None = None  # that the paper's run read, all passes together; None: unknown
     lr: float
     width: int | None = None
     optimizer: Mapping[str, object] = field(default_factory=lambda: ADAM)
@@ -276,6 +277,7 @@ def build_decoder_training(
     *,
     length: int,
     batch_tokens: int,
+    tokens: float,
     lr: float,
     width: int,
     warmup: int,
@@ -290,6 +292,7 @@ def build_decoder_training(
         samples="blocks",
         lengths=(length,),
         batch_tokens=batch_tokens,
+        tokens=tokens,
         lr=lr,
         width=width,
         optimizer=optimizer,

@@ -77,6 +77,7 @@ ulmfit = Family(
         samples="streams",
         lengths=(70,),
         batch_tokens=64 * 70,
+        tokens=1.4e9,  # 14 passes over WikiText-103
         lr=3e-3,
         width=400,
         optimizer={"kind": "adam_w", "betas": (0.8, 0.99), "eps": 1e-8, "weight_decay": 0.01},

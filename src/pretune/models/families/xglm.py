@@ -57,6 +57,7 @@ xglm = Family(
     training=build_decoder_training(
         length=2048,
         batch_tokens=524_288,
+        tokens=500e9,
         lr=3e-4,
         width=1024,
         warmup=715,

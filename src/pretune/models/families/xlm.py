@@ -76,6 +76,7 @@ xlm = Family(
         objective={"kind": "masked"},
         lengths=(256,),
         batch_tokens=64 * 256 * 64,  # 64 streams on each of 64 devices
+        tokens=500e9,  # not published: about half a million steps
         lr=1e-4,
         width=1024,
         schedule={"kind": "inverse_square_root", "warmup": 30_000},

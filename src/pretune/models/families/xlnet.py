@@ -111,6 +111,7 @@ xlnet = Family(
     training=PaperDefaults(
         objective={"kind": "permuted"},
         batch_tokens=4_194_304,
+        tokens=2.1e12,  # 500,000 steps
         lr=4e-4,
         width=1024,
         schedule={"kind": "linear", "warmup": 40_000},

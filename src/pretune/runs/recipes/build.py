@@ -6,73 +6,39 @@ is resumed or repeated measures nothing.
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple
 
 import torch
 
 from pretune.core import log
 from pretune.core.api import StrPath
-from pretune.core.config import Number, check_record
+from pretune.core.config import check_record
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.io import recover
-from pretune.core.log import format_duration, format_number
+from pretune.core.log import format_duration, format_number, parse_duration
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.config import PretrainConfig, read_objective, read_optimizer, refuse_conflicts
-from pretune.runs.defaults import build_paper_config, collect_overrides, parse_duration
+from pretune.runs.config import merge_settings, read_objective, refuse_conflicts
+from pretune.runs.defaults import build_paper_config, collect_overrides
 from pretune.runs.options import PrepareOptions, PretrainOptions
 from pretune.runs.prepare import run_prepare
 from pretune.runs.recipes import RECIPES
-from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
+from pretune.runs.recipes.facts import START_SECONDS, DeviceFacts, Facts, TextFacts
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
-from pretune.runs.recipes.plan import RecipePlan, SizeEstimate
-from pretune.runs.recipes.recipe import ShapeRecipe
+from pretune.runs.recipes.plan import PlannedRun, PlanRecord, RecipePlan, SizeEstimate
+from pretune.runs.recipes.recipe import ShapeRecipe, choose_tokenizer
 from pretune.runs.training_data import DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train_tokenizer
 
+TOKENIZER_BYTES = 20_000_000
+"""Text that a tokenizer is trained on: more takes time, and changes hardly a piece of a small vocabulary."""
 TEXT_SHARE = 0.15
 """Share of the time that tokenizer and data are expected to take, before they are made."""
-START_SECONDS = {"cpu": 2.0, "cuda": 25.0}
-"""Seconds from the plan to the first steps, compilation included, and for the end of the run."""
 MIN_SHARE = 0.3
 """Least share of the time that must be left for training."""
-
-
-class PlannedRun(NamedTuple):
-    """The settings of a run, and the plan that they come from."""
-
-    config: PretrainConfig
-    plan: "PlanRecord"
-
-
-class ChoiceRecord(TypedDict):
-    """A choice, as run.json stores it."""
-
-    path: str
-    value: Any
-    reason: str
-
-
-class Expectation(TypedDict):
-    """Expected loss and amounts of a run."""
-
-    loss: Number | None
-    tokens: Number
-    epochs: Number
-    flops: Number
-
-
-class PlanRecord(TypedDict):
-    """The plan of a run, as run.json stores it."""
-
-    recipe: str
-    overrides: list[str]  # paths that the user has set
-    choices: list[ChoiceRecord]
-    expected: Expectation
 
 
 class RecipeInputs(NamedTuple):
@@ -89,8 +55,8 @@ def find_recipe(options: PretrainOptions) -> RecipeInputs:
     for name in ("steps", "tokens", "epochs"):
         if getattr(options, name) is not None:
             raise UsageError(f"a recipe takes its length as --budget, not --{name}; or name a model instead")
-    for flag, value in (("--teacher", options.teacher), ("--config", options.config)):
-        if value is not None:
+    for flag, value in (("--teacher", options.teacher), ("--config", options.config), ("--paper", options.paper)):
+        if value:
             raise UsageError(f"{flag} needs the name of a model instead of '{options.model}'")
     if options.budget is None:
         raise UsageError(f"the recipe '{options.model}' chooses everything by the time: pass --budget, such as 10m")
@@ -124,11 +90,15 @@ def plan_without_data(options: PretrainOptions, device: DeviceFacts) -> tuple[Re
         if initial is not None:
             initial.check_text(text)
     seconds = max(budget * (1 - share) - START_SECONDS[device.device_type], 1.0)
-    return recipe.plan(Facts(text=text, device=device, seconds=seconds), overrides, vocab, initial)
+    plan, size = recipe.plan(Facts(text=text, device=device, seconds=seconds), overrides, vocab, initial)
+    if options.data is None and (initial is None or VOCAB_PATH in overrides):
+        kind = (recipe.tokenizer if initial is None else initial.paper.tokenizer)[0]
+        plan.note("tokenizer", *choose_tokenizer(kind, text))
+    return plan, size
 
 
 def plan_run(
-    options: PretrainOptions, run_dir: RunDir, device: torch.device, *, count: int, started_at: float
+    options: PretrainOptions, run_dir: RunDir, started_at: float, device: torch.device, count: int
 ) -> PlannedRun:
     """Prepare the text if there is one, measure the device, and return the settings; `count` is that of devices."""
     recipe, budget, initial = find_recipe(options)
@@ -136,8 +106,10 @@ def plan_run(
     if initial is not None:
         initial.check_weights()
     device_facts = DeviceFacts.measure(device, count)
+    tokenizer_choice = None
     if options.data is None:
         plan, _ = plan_without_data(options, device_facts)
+        tokenizer_choice = plan.choices.get("tokenizer")
         data = prepare_text(options, recipe, run_dir.data, plan, initial)
     else:
         data = PreparedData.open(options.data)
@@ -163,6 +135,8 @@ def plan_run(
         start = {"train.init_from": path}
         vocab = initial.spec.vocab if path == initial.name else tokenizer.vocab
         plan, size = recipe.plan(facts, overrides, vocab, initial)
+    if tokenizer_choice is not None:
+        plan.note("tokenizer", tokenizer_choice.value, tokenizer_choice.reason)
     for choice in plan.choices.values():
         log.info(str(choice))
     settings = {
@@ -171,24 +145,15 @@ def plan_run(
         "data.path": str(data),
         "train.budget": budget,
     }
-    rest = merge_settings(plan, overrides, options.objective)
+    fitted_settings = plan.list_settings()
+    if options.objective is not None:  # another objective has its own settings
+        fitted_settings = {path: value for path, value in fitted_settings.items() if not path.startswith("objective.")}
+    rest = merge_settings(fitted_settings, overrides)
     if initial is not None:  # they are those of the model
         rest.pop(VOCAB_PATH, None)
         rest = {"data.samples": "documents", "data.length_schedule": None, **rest}
     config = build_paper_config(settings, DataFacts.from_prepared_data(data), tokenizer, device.type, rest)
     return PlannedRun(config=config, plan=describe_plan(options, plan, size))
-
-
-def merge_settings(plan: RecipePlan, overrides: Mapping[str, object], objective: str | None) -> dict[str, object]:
-    """Return the settings of the plan, except those that a user has replaced, with those of the user."""
-    settings = plan.list_settings()
-    if objective is not None:  # another objective has its own settings
-        settings = {path: value for path, value in settings.items() if not path.startswith("objective.")}
-    if "train.optimizer.lr" in overrides or read_optimizer(overrides):
-        settings.pop("train.lr", None)
-    for path in overrides:
-        settings = {name: value for name, value in settings.items() if name != path and not name.startswith(f"{path}.")}
-    return {**settings, **overrides}
 
 
 def prepare_text(
@@ -199,7 +164,7 @@ def prepare_text(
     The tokenizer of an initial model is used as it is, unless the user has set a size of the vocabulary.
     """
     inputs = list_text(options)
-    kind, style = recipe.tokenizer if initial is None else initial.paper.tokenizer[:2]
+    style = recipe.tokenizer[1] if initial is None else initial.paper.tokenizer[1]
     vocab: int = plan.choices[VOCAB_PATH].value
     recover(out)
     if initial is not None and VOCAB_PATH not in plan.overrides:
@@ -209,8 +174,11 @@ def prepare_text(
             return run_prepare(PrepareOptions(inputs=inputs, out=out, tokenizer=out / "tokenizer"))
         except DataError:
             log.info(f"{out}: prepared from other text; it is replaced")
+    kind: str = plan.choices["tokenizer"].value
     log.info(f"training a tokenizer of {vocab:,} pieces ({kind})")
-    tokenizer = train_tokenizer(kind, [os.fspath(name) for name in inputs], vocab=vocab, style=style)
+    tokenizer = train_tokenizer(
+        kind, [os.fspath(name) for name in inputs], vocab=vocab, style=style, sample_bytes=TOKENIZER_BYTES
+    )
     data = run_prepare(PrepareOptions(inputs=inputs, out=out, tokenizer=tokenizer, overwrite=True))
     log.info(f"{data}: {format_number(data.tokens)} tokens")
     return data

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from pretune.runs.recipes.recipe import Extras, Regularization, ShapeRecipe
+from pretune.runs.recipes.recipe import ShapeRecipe
+from pretune.runs.recipes.rules import Extras, Regularization
 
 
 def _choose_heads(shape: Mapping[str, int]) -> Extras:
@@ -25,7 +26,6 @@ decoder = ShapeRecipe(
     ),
     hidden=8 / 3,
     length=256,
-    lr=3e-3,
     regularization=Regularization(dropout=None),
     complete=_choose_heads,
 )

@@ -1,6 +1,7 @@
 """An encoder for classes, tags, answers and embeddings: ModernBERT's layout, trained on masked tokens."""
 
-from pretune.runs.recipes.recipe import Regularization, ShapeRecipe
+from pretune.runs.recipes.recipe import ShapeRecipe
+from pretune.runs.recipes.rules import Regularization
 
 RATE = 0.3
 """Share of masked tokens: 30 and 40 % are level, 15 % is 0.18 nats worse (bench/log.md)."""
@@ -18,7 +19,6 @@ encoder = ShapeRecipe(
     ),
     hidden=2.0,
     length=128,
-    lr=3e-3,
     has_fit=True,
     regularization=Regularization(epochs=8.0),  # 6.8 epochs without dropout had the expected loss
     objective_settings={"objective.rate": (RATE, "twice BERT's share: 0.18 nats better, and level with 40 %")},

@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from pretune.runs.recipes.recipe import Extras, ShapeRecipe
+from pretune.runs.recipes.recipe import ShapeRecipe
+from pretune.runs.recipes.rules import Extras
 
 
 def _choose_heads(shape: Mapping[str, int]) -> Extras:
@@ -30,7 +31,6 @@ encoder_decoder = ShapeRecipe(
     ),
     hidden=2.0,
     length=256,
-    lr=3e-3,
     complete=_choose_heads,
 )
 """Encoder-decoder in the layout of T5 v1.1."""

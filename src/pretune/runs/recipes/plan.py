@@ -15,11 +15,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
+from pretune.core.config import Number
 from pretune.core.config.edit import parse_value
 from pretune.core.errors import ResourceError, UsageError
 from pretune.core.log import format_number
 from pretune.models.cost import estimate_memory, flops_per_token
 from pretune.models.spec import Model
+from pretune.runs.config import PretrainConfig
 from pretune.runs.recipes.facts import Facts
 
 FITS = Path(__file__).with_name("fits.json")
@@ -52,6 +54,42 @@ def format_setting(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class ChoiceRecord(TypedDict):
+    """A choice, as run.json stores it."""
+
+    path: str
+    value: Any
+    reason: str
+
+
+class Expectation(TypedDict):
+    """Expected loss and amounts of a run."""
+
+    loss: Number | None
+    tokens: Number
+    epochs: Number
+    flops: Number | None
+
+
+class PlanRecord(TypedDict):
+    """The plan of a run, as run.json stores it."""
+
+    recipe: str | None  # None: a model of a paper, in a short run
+    overrides: list[str]  # paths that the user has set
+    choices: list[ChoiceRecord]
+    expected: Expectation
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """The settings of a run, the plan that they come from, if there is one, and what to say before training."""
+
+    config: PretrainConfig
+    plan: PlanRecord | None
+    reason: str = ""  # of the settings of a paper's model
+    warning: str = ""
 
 
 @dataclass(slots=True)
@@ -203,12 +241,3 @@ def list_shapes(
         }
         shapes[tuple(values.values())] = values
     return list(shapes.values())
-
-
-def round_to_power(value: float, low: int, high: int) -> int:
-    """Return the nearest power of two within limits.
-
-    >>> round_to_power(100_000, 1024, 65_536), round_to_power(90, 64, 1024)
-    (65536, 64)
-    """
-    return int(min(max(2 ** round(math.log2(max(value, 1))), low), high))

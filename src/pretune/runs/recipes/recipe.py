@@ -2,12 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from pretune.core.log import format_count, format_number
 from pretune.models import catalog
 from pretune.models.spec import Model
-from pretune.runs.recipes.facts import Facts
+from pretune.runs.recipes.facts import Facts, TextFacts
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
 from pretune.runs.recipes.plan import (
     RecipePlan,
@@ -16,8 +15,8 @@ from pretune.runs.recipes.plan import (
     evaluate_sizes,
     list_shapes,
     read_fits,
-    round_to_power,
 )
+from pretune.runs.recipes.rules import NEW_WEIGHTS, TRAINED_WEIGHTS, Extras, Regularization, round_to_power
 
 MIN_VOCAB, MAX_VOCAB = 1024, 32_768
 BYTES_PER_PIECE = 500
@@ -27,30 +26,10 @@ VOCAB_AT, VOCAB_PARAMETERS = 8192, 20e6
 
 By the loss for each byte, 8,192 pieces beat 16,384 at 18M parameters, and 2,048 at 0.7M.
 """
-BATCH_FACTOR = 3.8
-"""Tokens of a step, in square roots of the tokens of the run: 32,768 at 100M tokens, 65,536 at 300M.
-
-Of 32,768, 65,536 and 131,072 the smallest had the lowest loss after 109M tokens: 2.37, 2.43 and 2.55 (bench/log.md).
-"""
-MIN_STEPS = 300
-MIN_BATCH, MAX_BATCH = 1024, 131_072
+WORD_TOKENIZERS = ("wordpiece", "words", "whitespace")
+"""Kinds of tokenizers that divide text at white space first."""
 MAX_PARAMETERS = 2.5
 """Parameters of the blocks for each token of the text: at 13M tokens, 31.5M parameters were as good as 50M."""
-
-
-CONTINUED_LR, CONTINUED_WARMUP = 1e-3, 0.05
-"""Learning rate and warm-up of a model that is trained further."""
-Extras = Mapping[str, tuple[Any, str]]
-"""Value and reason of settings by path."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Regularization:
-    """Dropout and weight decay where text is much, and where it is repeated often; None: the model has no dropout."""
-
-    epochs: float = 4.0  # more than these are often
-    dropout: tuple[float, float] | None = (0.0, 0.1)
-    decay: tuple[float, float] = (0.1, 0.3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +45,9 @@ class ShapeRecipe:
     hidden: float  # of the width
     head_width: int = 64
     length: int
-    lr: float
-    warmup: float = 0.02
-    decay: float = 0.5
     fit: str = "encoder"
     has_fit: bool = False  # of its own, from runs of this shape; else the loss only compares sizes
-    regularization: Regularization = Regularization()
+    regularization: Regularization = field(default_factory=Regularization)
     complete: Callable[[Mapping[str, int]], Extras] = lambda shape: {}  # further settings of the model
     objective_settings: Extras = field(default_factory=dict)
 
@@ -109,7 +85,8 @@ class ShapeRecipe:
         if initial is not None:
             reason = initial.explain_vocab(size.vocab, facts.text.bytes / max(facts.text.tokens, 1))
         plan.note(VOCAB_PATH, size.vocab, reason)
-        self._choose_training(plan, size, is_new=initial is None)
+        width = size.settings["width"] if initial is None else initial.spec.width
+        self._choose_training(plan, size, width, is_new=initial is None)
         extras = {**(self.complete(size.settings) if initial is None else {}), **self.objective_settings}
         for path, (value, reason) in extras.items():
             plan.choose(path, value, reason)
@@ -138,28 +115,19 @@ class ShapeRecipe:
         for name, value in size.settings.items():
             plan.choose(f"model.{name}", value, reasons[name])
 
-    def _choose_training(self, plan: RecipePlan, size: SizeEstimate, *, is_new: bool) -> None:
-        tokens = size.tokens
-        plan.choose(
-            "train.batch_tokens",
-            round_to_power(min(BATCH_FACTOR * tokens**0.5, tokens / MIN_STEPS), MIN_BATCH, MAX_BATCH),
-            f"grows with the square root of the {format_number(tokens)} tokens, in at least {MIN_STEPS} steps",
-        )
-        border = self.regularization.epochs
-        is_repeated = size.epochs > border
-        epochs = f"{size.epochs:.2g} epochs are {'more' if is_repeated else 'fewer'} than {border:g}"
-        decay = self.regularization.decay[is_repeated]
-        plan.choose(
-            "train.optimizer", {"kind": "muon", "weight_decay": decay}, f"for the matrices of the blocks; {epochs}"
-        )
-        reason = "in encoders of 6 PFLOP twice as much was level, and half of it 0.11 nats worse"
-        if not is_new:
-            reason = f"a third of that of new weights, {self.lr:g}"
-        plan.choose("train.lr", self.lr if is_new else CONTINUED_LR, reason)
-        plan.choose(
-            "train.schedule",
-            {"kind": "stable", "warmup": self.warmup if is_new else CONTINUED_WARMUP, "decay": self.decay},
-            "in encoders, a long decay from a stable rate was 0.1 nats better than a linear one",
-        )
-        if is_new and self.regularization.dropout is not None:
-            plan.choose("model.dropout", self.regularization.dropout[is_repeated], epochs)
+    def _choose_training(self, plan: RecipePlan, size: SizeEstimate, width: int, *, is_new: bool) -> None:
+        rules, regularization = NEW_WEIGHTS if is_new else TRAINED_WEIGHTS, self.regularization
+        for path, (value, reason) in rules.choose(size.tokens, size.epochs, width, regularization).items():
+            plan.choose(path, value, reason)
+        if is_new and regularization.dropout is not None:
+            dropout = regularization.dropout[regularization.is_repeated(size.epochs)]
+            plan.choose("model.dropout", dropout, regularization.describe(size.epochs))
+
+
+def choose_tokenizer(kind: str, text: TextFacts) -> tuple[str, str]:
+    """Return the kind of tokenizer to train on a text, and the reason; `kind` is that of English."""
+    if text.has_spaces:
+        return kind, "the usual kind for this shape"
+    if kind in WORD_TOKENIZERS:
+        return "unigram", f"no spaces between words, which {kind} needs"
+    return kind, "needs no spaces between words"

@@ -1,0 +1,129 @@
+"""Settings of short runs of published models: those that read less than a hundredth of their paper's tokens.
+
+A paper's batch, rate and warm-up are for its length; a run of minutes with them leaves BERT at the frequencies of
+words. Its batch, optimizer, rate, schedule and decay are then those of the recipes, fitted to the tokens of the run.
+Architecture and objective stay the paper's.
+
+    pretune pretrain bert-mini --data DATA --budget 3m             # fitted
+    pretune pretrain bert-mini --data DATA --budget 3m --paper     # the paper's
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from pretune.core.config import get_kind
+from pretune.core.log import format_number
+from pretune.models import catalog
+from pretune.nn.positions import LearnedEmbedding
+from pretune.objectives.distill import Distill
+from pretune.runs.config import PretrainConfig, merge_settings
+from pretune.runs.defaults import PaperRequest, estimate_steps
+from pretune.runs.estimate import compute_training_flops
+from pretune.runs.recipes.facts import START_SECONDS, DeviceFacts
+from pretune.runs.recipes.plan import PlannedRun, PlanRecord
+from pretune.runs.recipes.rules import NEW_WEIGHTS, Regularization
+
+PAPER_SHARE = 0.01
+"""Share of the paper's tokens from which a run takes the paper's settings."""
+PLATEAU_TOKENS, PAPER_PLATEAU_TOKENS = 50e6, 250e6
+"""Tokens that post-norm encoders with learned positions need to get beyond the frequencies of words (bench/log.md).
+
+With fitted settings bert-mini was beyond them after 150M tokens, and larger batches began to be at 49M; with the
+paper's it was not after 234M.
+"""
+
+
+def plan_named_run(request: PaperRequest, takes_paper: bool, device: torch.device, count: int = 1) -> PlannedRun:
+    """Return the settings of a run on `count` devices, fitted ones if it is short, and their source in words."""
+    config = request.build()
+    if exemption := _find_exemption(config):
+        return PlannedRun(config, None, f"settings of the paper: {exemption}")
+    paper, is_short = request.get_paper(config.model), False
+    tokens = _estimate_tokens(request, config, device, count)
+    comparison = "the length of its run is unknown"
+    if paper is not None and paper.tokens is not None:
+        is_short = tokens < PAPER_SHARE * paper.tokens
+        comparison = (
+            f"{'less' if is_short else 'more'} than 1/{1 / PAPER_SHARE:.0f} of its {format_number(paper.tokens)}"
+        )
+        comparison = f"about {format_number(tokens)} tokens are {comparison}"
+    is_fitted = is_short and not takes_paper
+    warning = _warn_of_plateau(request, config, tokens, PLATEAU_TOKENS if is_fitted else PAPER_PLATEAU_TOKENS)
+    if not is_fitted:
+        reason = f"settings of the paper: {'--paper' if takes_paper else comparison}"
+        return PlannedRun(config, None, reason, warning)
+    epochs = tokens / max(request.data.tokens, 1)
+    choices = {**NEW_WEIGHTS.choose(tokens, epochs, config.model.width, Regularization())}
+    if config.train.steps is not None:  # the user has the steps of another batch in mind
+        del choices["train.batch_tokens"]
+    settings = {path: value for path, (value, _) in choices.items()}
+    merged_settings = merge_settings(settings, request.overrides)
+    record: PlanRecord = {
+        "recipe": None,
+        "overrides": [*request.overrides],
+        "choices": [
+            {"path": path, "value": value, "reason": reason}
+            for path, (value, reason) in choices.items()
+            if merged_settings.get(path) is value
+        ],
+        "expected": {"loss": None, "tokens": tokens, "epochs": epochs, "flops": None},
+    }
+    config = request.build(settings)
+    reason = f"{_describe_settings(config)} instead of the paper's (--paper): {comparison}"
+    return PlannedRun(config, record, reason, warning)
+
+
+def list_fitted(plan: Mapping[str, Any] | None) -> dict[str, object]:
+    """Return the fitted settings of a stored plan by path; none of that of a recipe."""
+    if plan is None or plan.get("recipe") is not None:
+        return {}
+    return {choice["path"]: choice["value"] for choice in plan["choices"]}
+
+
+def _find_exemption(config: PretrainConfig) -> str:
+    """Return the reason for which a run of any length takes the paper's settings, or nothing."""
+    model, shapes = config.model, config.objective.shapes
+    if config.train.init_from is not None:
+        return "the run starts from trained weights"
+    if isinstance(config.objective, Distill):
+        return "the run imitates a teacher"
+    if config.data.samples == "streams" or model.is_recurrent or model.shape == "two-way":
+        return "others are measured for attention only"
+    if model.shape not in shapes and "generator-discriminator" in shapes:
+        return "a discriminator needs low rates"
+    return ""
+
+
+def _estimate_tokens(request: PaperRequest, config: PretrainConfig, device: torch.device, count: int) -> float:
+    """Return the tokens that a run reads."""
+    steps = estimate_steps(config.train, request.data.tokens)
+    if steps is not None:
+        return float(steps * config.train.batch_tokens)
+    spec = catalog.convert_to_shape(config.model, config.objective.shapes)
+    flops = compute_training_flops(config, spec, request.tokenizer)
+    units = sum(stack.depth * model.width for model in catalog.list_models(spec) for stack in model.stacks)
+    seconds = max((config.train.budget or 0.0) - START_SECONDS[device.type], 1.0)
+    return seconds / DeviceFacts.measure(device, count).compute_token_seconds(flops, units)
+
+
+def _describe_settings(config: PretrainConfig) -> str:
+    train = config.train
+    names = [get_kind(train.optimizer), f"rate {train.lr:g}", f"{get_kind(train.schedule)} schedule"]
+    return f"settings of a short run ({train.batch_tokens:,} tokens a step, {', '.join(names)})"
+
+
+def _warn_of_plateau(request: PaperRequest, config: PretrainConfig, tokens: float, limit: float) -> str:
+    """Return a line if the run is expected to learn no more than the frequencies of words, else nothing."""
+    model = config.model
+    has_learned_positions = any(
+        isinstance(getattr(stack, "position", None), LearnedEmbedding) for stack in model.stacks
+    )
+    if model.shape != "encoder" or not model.is_post_norm or not has_learned_positions or tokens >= limit:
+        return ""
+    return (
+        f"with about {format_number(tokens)} tokens {model.family} will probably learn little more than the "
+        f"frequencies of words (post-norm encoders with learned positions need about {format_number(limit)}); "
+        f"`pretune pretrain encoder --data {request.data.path} --budget 10m` uses the context sooner"
+    )
