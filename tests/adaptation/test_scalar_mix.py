@@ -70,6 +70,15 @@ def test_a_mix_is_weighed_by_a_softmax_and_scaled() -> None:
         mix(hidden[:2])
 
 
+def test_a_mix_of_the_lowest_layers_knows_no_context() -> None:
+    hidden = tuple(torch.randn(5, 4) for _ in range(3))
+    mix = LayerMix(layers=1).build(width=4, layers=3)
+    assert torch.equal(mix(hidden), hidden[0]) and mix.s.numel() == 1
+    torch.testing.assert_close(LayerMix(layers=2).build(width=4, layers=3)(hidden), (hidden[0] + hidden[1]) / 2)
+    with pytest.raises(UsageError, match=r"\b4 layers.* has 3\b"):
+        LayerMix(layers=4).build(width=4, layers=3)
+
+
 def test_a_mix_finds_the_layer_that_tells() -> None:
     torch.manual_seed(0)
     model = model_of(next(iter(CASES)))

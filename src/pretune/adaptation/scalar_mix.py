@@ -30,6 +30,9 @@ class LayerMix:
     """gamma x sum of softmax(s)_j h_j over all layers (Peters et al., 2018, eq. 1); initialized to their mean."""
 
     norm: Norm | None = None  # of each layer before it is weighted; the paper tried one without parameters
+    layers: Positive[int] | None = (
+        None  # number of the lowest ones that are mixed; 1: vectors of tokens without context
+    )
 
     def build(self, *, width: int, layers: int) -> "ScalarMix":
         return ScalarMix(self, width, layers)
@@ -38,14 +41,19 @@ class LayerMix:
 class ScalarMix(nn.Module):
     def __init__(self, spec: LayerMix, width: int, layers: int) -> None:
         super().__init__()
-        self.s = nn.Parameter(torch.zeros(layers))
+        count = layers if spec.layers is None else spec.layers
+        if count > layers:
+            raise UsageError(f"a scalar mix of {count} layers: the model has {layers}, with the vectors of tokens")
+        self.layers = layers
+        self.s = nn.Parameter(torch.zeros(count))
         self.gamma = nn.Parameter(torch.ones(()))
-        self.norms = nn.ModuleList([spec.norm.build(width=width) for _ in range(layers)]) if spec.norm else None
+        self.norms = nn.ModuleList([spec.norm.build(width=width) for _ in range(count)]) if spec.norm else None
 
     def forward(self, hidden: tuple[Tensor, ...] | Tensor) -> Tensor:
         """Mix layers, each `[N, W]`, to `[N, W]`."""
-        if len(hidden) != len(self.s):
-            raise UsageError(f"got {len(hidden)} layers for a scalar mix of {len(self.s)}; build it for this model")
+        if len(hidden) != self.layers:
+            raise UsageError(f"got {len(hidden)} layers for a scalar mix of {self.layers}; build it for this model")
+        hidden = hidden[: len(self.s)]
         check_widths([h.shape[-1] for h in hidden])
         layers = hidden if self.norms is None else [norm(h) for norm, h in zip(self.norms, hidden, strict=True)]
         out: Tensor = self.gamma * torch.einsum("j,jnw->nw", self.s.softmax(0), torch.stack([*layers]))
