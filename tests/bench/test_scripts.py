@@ -21,6 +21,8 @@ import yaml
 
 import pretune as pt
 from pretune.studies.read import load_study
+from pretune.tasks.benchmarks.coreference import DocumentReader
+from pretune.tasks.table import BlankRows
 from tests.bench.test_guard import BENCH, load
 from tests.studies.studies import make_tree
 
@@ -134,6 +136,25 @@ def test_sentences(run: Run, tmp_path: Path) -> None:
     run("sentences", "--part", "dev", "--out", tmp_path / "out.json")
     result = read(tmp_path / "out.json")
     assert result["spaces, naive"]["recall"] == 1 and result["paragraphs, rules"]["F1"] == 1 and len(result) == 4
+
+
+def test_coreference(run: Run, tmp_path: Path) -> None:
+    run("coreference", "synthetic", tmp_path / "made", "--documents", 12)
+    train, test = ([*DocumentReader().read(tmp_path / f"made/{name}.jsonl", BlankRows())] for name in ("train", "test"))
+    assert (len(train), len(test)) == (12, 2) and all(example.clusters for example in train)
+    gender = {"she": "she", "her": "she", "he": "he", "him": "he", "his": "he"}
+    for example in train:
+        for cluster in example.clusters or ():
+            words = {" ".join(example.words[first : last + 1]).lower() for first, last in cluster}
+            assert len({gender[word] for word in words & {*gender}}) < 2
+    row = {"text": "Ann met Eve when she left.", "target": {"span1_index": 0, "span1_text": "ann",
+           "span2_index": 4, "span2_text": "she"}, "label": True}  # fmt: skip
+    (tmp_path / "tasks/wsc").mkdir(parents=True)
+    for name in ("train", "val"):
+        (tmp_path / f"tasks/wsc/{name}.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    run("coreference", "wsc", tmp_path / "schemas")
+    (schema,) = DocumentReader().read(tmp_path / "schemas/test.jsonl", BlankRows())
+    assert schema.clusters == (((0, 0), (4, 4)),) and schema.words[-1] == "."
 
 
 def test_objectives(run: Run, tmp_path: Path) -> None:

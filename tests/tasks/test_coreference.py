@@ -12,10 +12,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pretune.adaptation.adapted import adapt
+from pretune.adaptation.freeze import Frozen, freeze
 from pretune.adaptation.heads.base import TokenHead
 from pretune.adaptation.heads.coreference import Coreference, Mentions, SpanRanker, find_documents
+from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import DataError
 from pretune.evaluation.baselines.mentions import NearestMention, SameWords
+from pretune.nn.lstm import BiLSTM
 from pretune.tasks.benchmarks.coreference import CONLL2012_COREF, CoreferenceReader, DocumentReader
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example, Prediction
@@ -25,9 +29,10 @@ from pretune.tasks.table import BlankRows
 from pretune.tasks.types import score
 from pretune.tasks.types.coreference import COREFERENCE, MAX_CHUNKS, find_chunks
 from pretune.tasks.user_table import build_user_task
+from tests.contracts.tiny import take_steps
 from tests.selection import scale_examples
 from tests.tasks.oracle import perfect
-from tests.tasks.small import encoder_for, model_for, task_of
+from tests.tasks.small import body, encoder_for, model_for, task_of
 
 CONLL = """\
 #begin document (bc/cctv/00/cctv_0000); part 000
@@ -267,6 +272,19 @@ def test_spans_and_their_loss_are_those_of_the_definition() -> None:
             total += float(scores.logsumexp(0) - torch.tensor(right).logsumexp(0))
     assert int(loss.count) == len(kept)
     np.testing.assert_allclose(float(loss.sum), total, rtol=1e-5)
+
+
+def test_a_scalar_mix_is_read_as_the_last_states_are() -> None:
+    task, documents = task_of("coreference"), [make_document(3), make_document(2)]
+    mixing = Mixing(lstm=BiLSTM(hidden=8), attention=None, dropout=0.0)
+    model = adapt(body("bert"), Coreference(hidden=16, dropout=0.0, scalar_mix=mixing))
+    freeze(model, Frozen())
+    encoder = TaskEncoder.from_task(task, model)
+    stream = TaskStream(encoder.encode(documents), batch=2)
+    optimizer = torch.optim.Adam([weight for weight in model.parameters() if weight.requires_grad], lr=1e-2)
+    losses = take_steps(optimizer, lambda step: model.spec.loss(model, stream[step]).mean(), 60)
+    assert losses[-1] < 0.6 * losses[0]
+    assert len(predict(model, encoder, documents)) == 2
 
 
 def test_models_vote_for_pairs() -> None:

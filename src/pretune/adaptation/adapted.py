@@ -218,17 +218,8 @@ def _uses_vocabulary_head(head: TaskHead) -> bool:
 
 
 M = TypeVar("M", bound=LanguageModel | ModelWithHead)
-HeadKind = Literal[
-    "classification",
-    "multi_label",
-    "regression",
-    "tagging",
-    "dependency",
-    "coreference",
-    "span",
-    "choice",
-    "generation",
-]
+SequenceHeadKind = Literal["classification", "multi_label", "regression", "choice"]
+HeadKind = Literal[SequenceHeadKind, "tagging", "dependency", "coreference", "span", "generation"]
 
 
 def add_head(

@@ -49,6 +49,9 @@ def _render_run(run: RunRecord) -> Iterator[Markup]:
             yield from _render_classes(predictions, has_matrix=gold == "class")
         case "labels":
             yield from _render_label_sets(predictions)
+        case "clusters":
+            count = sum(row["gold"] == row.get("clusters") for row in predictions)
+            yield element("p", f"{count:,} of {len(predictions):,} documents with all clusters correct.")
         case _:
             yield from _render_texts(predictions)
 

@@ -194,7 +194,7 @@ class SpanRanker(nn.Module):
         """Return the loss of a batch with targets; spans that are no mention have no antecedent."""
         vectors = self.project(states, batch)
         mentions = Mentions.from_batch(batch)
-        total, count, correct = vectors.sum().float() * 0, 0, 0
+        total, count = vectors.sum().float() * 0, 0
         for document in find_documents(batch):
             links = self.link(vectors[document.tokens[document.words]], document.sentences)
             cluster = mentions.find_clusters(document, links)
@@ -204,10 +204,7 @@ class SpanRanker(nn.Module):
             right = links.scores.masked_fill(~is_right, -torch.inf)
             total = total + (links.scores.logsumexp(1) - right.logsumexp(1)).sum()
             count += len(is_right)
-            if not torch.is_grad_enabled():
-                correct += int(is_right.gather(1, links.scores.argmax(1, keepdim=True)).sum())
-        counts = (torch.tensor(number, device=vectors.device) for number in (count, correct))
-        return Loss(sum=total, count=next(counts), correct=None if torch.is_grad_enabled() else next(counts))
+        return Loss(sum=total, count=torch.tensor(count, device=vectors.device))
 
     def link(self, vectors: Tensor, sentences: Tensor) -> Links:
         """Return the kept spans of a document and the scores of their antecedents, from the vectors of its words."""

@@ -20,7 +20,6 @@ an `id` (or `doc_key`).
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,8 @@ SENTENCE_ENDS = frozenset((".", "?", "!"))
 """Words that end a sentence of a flat list of words."""
 _HEADER = re.compile(r"#begin document \((.+)\); part (\d+)")
 _BRACKET = re.compile(r"(\()?([^()|]+)(\))?")
+Line = tuple[str, list[str]]
+"""Location and cells of a line."""
 
 
 def check_clusters(clusters: Sequence[Sequence[Mention]], words: Sequence[str], location: str) -> Clusters:
@@ -67,97 +68,45 @@ def check_clusters(clusters: Sequence[Sequence[Mention]], words: Sequence[str], 
     return tuple(sorted(tuple(sorted(cluster)) for cluster in clusters))
 
 
-@dataclass(slots=True)
-class _Part:
-    """A part of a document while its lines are read."""
-
-    name: str
-    number: int
-    location: str
-    words: list[str] = field(default_factory=list)
-    sentences: list[int] = field(default_factory=list)
-    clusters: dict[str, list[Mention]] = field(default_factory=dict)
-
-    def add_sentence(self, lines: Sequence[tuple[str, list[str]]]) -> None:
-        """Add a sentence, given as (location, cells) of each word."""
-        start, stacks = len(self.words), dict[str, list[int]]()
-        for location, cells in lines:
-            if len(cells) < WORD + 2:
-                raise DataError(
-                    f"{location}: expected at least {WORD + 2} columns, the word at index {WORD} and the clusters "
-                    f"last, got {len(cells)}"
-                )
-            self._read_brackets(cells[-1], stacks, location)
-            self.words.append(cells[WORD])
-        for cluster, stack in stacks.items():
-            if stack:
-                location = lines[stack[-1] - start][0]
-                raise DataError(f"{location}: the bracket of cluster {cluster[:40]} is not closed in its sentence")
-        self.sentences.append(len(lines))
-
-    def _read_brackets(self, cell: str, stacks: dict[str, list[int]], location: str) -> None:
-        """Read the brackets at the next word; `stacks` has the open ones of each cluster."""
-        place = len(self.words)
-        for part in [] if cell in ("-", "_") else cell.split("|"):
-            match = _BRACKET.fullmatch(part)
-            if match is None or not (match[1] or match[3]):
-                raise DataError(f"{location}: '{part[:40]}' is no bracket of a cluster, such as '(7', '7)' or '(7)'")
-            stack = stacks.setdefault(match[2], [])
-            if match[1]:
-                stack.append(place)
-            if match[3]:
-                if not stack:
-                    raise DataError(f"{location}: '{part[:40]}' closes a bracket that is not open in its sentence")
-                self.clusters.setdefault(match[2], []).append((stack.pop(), place))
-
-    def build_example(self) -> Example:
-        """Return the part as an example."""
-        return Example(
-            text=" ".join(self.words),
-            words=tuple(self.words),
-            sentences=tuple(self.sentences),
-            clusters=check_clusters([*self.clusters.values()], self.words, self.location),
-            id=f"{self.name} {self.number}",
-            group=self.name,
-        )
-
-
 @spec
 class CoreferenceReader:
     """A reader of CoNLL-2012 columns."""
 
     def __call__(self, path: Path) -> Iterator[Example]:
-        part: _Part | None = None
         last_parts: dict[str, int] = {}
+        header: Line | None = None
+        sentences: list[list[Line]] = []
         for _, block in read_sentences(path):
-            sentence: list[tuple[str, list[str]]] = []
-            for line, cells in block:
+            sentence: list[Line] = []
+            for line, cells in [*block, (0, [])]:  # the last ends the sentence
                 location = f"{path}:{line}"
-                if cells[0] == "#begin":
-                    if part is not None:
-                        raise DataError(f"{location}: a document begins before '#end document' of {part.location}")
-                    part = _open_part(" ".join(cells), location, last_parts)
-                elif part is None:
-                    raise DataError(f"{location}: expected '#begin document (NAME); part 000', got {cells[0][:40]!r}")
-                elif cells[0] != "#end":
-                    sentence.append((location, cells))
-                else:
-                    if sentence:
-                        part.add_sentence(sentence)
-                    if part.words:
-                        yield part.build_example()
-                    part, sentence = None, []
-            if part is not None and sentence:
-                part.add_sentence(sentence)
-        if part is not None:
-            raise DataError(f"{part.location}: the document has no '#end document'")
+                if sentence and (not cells or cells[0] in ("#begin", "#end")):
+                    sentences.append(sentence)
+                    sentence = []
+                match cells[:1]:
+                    case ["#begin"] if header is not None:
+                        raise DataError(f"{location}: a document begins before '#end document' of {header[0]}")
+                    case ["#begin"]:
+                        header, sentences = (location, cells), []
+                    case [first] if header is None:
+                        raise DataError(f"{location}: expected '#begin document (NAME); part 000', got {first[:40]!r}")
+                    case ["#end"] if header is not None:
+                        example = _build_example(header, sentences, last_parts)
+                        if example.words:
+                            yield example
+                        header = None
+                    case [_]:
+                        sentence.append((location, cells))
+        if header is not None:
+            raise DataError(f"{header[0]}: the document has no '#end document'")
 
 
-def _open_part(header: str, location: str, last_parts: dict[str, int]) -> _Part:
-    """Return a new part; `last_parts` has the last one of each document."""
-    match = _HEADER.fullmatch(header)
+def _build_example(header: Line, sentences: Sequence[Sequence[Line]], last_parts: dict[str, int]) -> Example:
+    """Return a part of a document as an example; `last_parts` has the last one of each document."""
+    location, text = header[0], " ".join(header[1])
+    match = _HEADER.fullmatch(text)
     if match is None:
-        raise DataError(f"{location}: expected '#begin document (NAME); part 000', got {header[:60]!r}")
+        raise DataError(f"{location}: expected '#begin document (NAME); part 000', got {text[:60]!r}")
     name, number = match[1], int(match[2])
     if number <= last_parts.get(name, -1):
         raise DataError(
@@ -165,7 +114,42 @@ def _open_part(header: str, location: str, last_parts: dict[str, int]) -> _Part:
             "once, in ascending order"
         )
     last_parts[name] = number
-    return _Part(name, number, location)
+    words: list[str] = []
+    clusters: dict[str, list[Mention]] = {}
+    for sentence in sentences:
+        _read_brackets(sentence, len(words), clusters)
+        words += [cells[WORD] for _, cells in sentence]
+    return Example(
+        text=" ".join(words),
+        words=tuple(words),
+        sentences=tuple(map(len, sentences)),
+        clusters=check_clusters([*clusters.values()], words, location),
+        id=f"{name} {number}",
+        group=name,
+    )
+
+
+def _read_brackets(sentence: Sequence[Line], start: int, clusters: dict[str, list[Mention]]) -> None:
+    """Add the mentions of a sentence, which begins at the word `start`, to those of their clusters."""
+    open_brackets: dict[str, list[tuple[str, int]]] = {}
+    for place, (location, cells) in enumerate(sentence, start=start):
+        if len(cells) < WORD + 2:
+            needs = f"the word at index {WORD} and the clusters last"
+            raise DataError(f"{location}: expected at least {WORD + 2} columns, {needs}, got {len(cells)}")
+        for part in [] if cells[-1] in ("-", "_") else cells[-1].split("|"):
+            match = _BRACKET.fullmatch(part)
+            if match is None or not (match[1] or match[3]):
+                raise DataError(f"{location}: '{part[:40]}' is no bracket of a cluster, such as '(7', '7)' or '(7)'")
+            stack = open_brackets.setdefault(match[2], [])
+            if match[1]:
+                stack.append((location, place))
+            if match[3] and not stack:
+                raise DataError(f"{location}: '{part[:40]}' closes a bracket that is not open in its sentence")
+            if match[3]:
+                clusters.setdefault(match[2], []).append((stack.pop()[1], place))
+    for cluster, stack in open_brackets.items():
+        if stack:
+            raise DataError(f"{stack[-1][0]}: the bracket of cluster {cluster[:40]} is not closed in its sentence")
 
 
 @spec

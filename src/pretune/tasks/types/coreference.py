@@ -142,12 +142,8 @@ class ClusterOutputs(Outputs):
     def combine(self, task: Task, predictions: Predictions, threshold: float | None = None) -> Prediction:
         """Return the clusters of pairs of mentions that most models put into one."""
         votes = Counter(pair for part in predictions for cluster in part.clusters for pair in combinations(cluster, 2))
-        texts = {
-            mention: text
-            for part in predictions
-            for cluster, mentions in zip(part.clusters, part.mentions, strict=True)
-            for mention, text in zip(cluster, mentions, strict=True)
-        }
+        pairs = [pair for part in predictions for pair in zip(part.clusters, part.mentions, strict=True)]
+        texts = {mention: text for cluster, words in pairs for mention, text in zip(cluster, words, strict=True)}
         clusters = join_links(pair for pair, count in votes.items() if 2 * count > len(predictions))
         return Prediction(clusters=clusters, mentions=tuple(tuple(map(texts.__getitem__, c)) for c in clusters))
 
