@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pretune.adaptation.heads.base import TokenHead
 from pretune.adaptation.heads.coreference import Coreference, Mentions, SpanRanker, find_documents
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core.errors import DataError
+from pretune.data.plan import BatchShape
 from pretune.evaluation.baselines.mentions import NearestMention, SameWords
 from pretune.nn.lstm import BiLSTM
 from pretune.tasks.benchmarks.coreference import CONLL2012_COREF, CoreferenceReader, DocumentReader
@@ -29,6 +31,8 @@ from pretune.tasks.table import BlankRows
 from pretune.tasks.types import score
 from pretune.tasks.types.coreference import COREFERENCE, MAX_CHUNKS, find_chunks
 from pretune.tasks.user_table import build_user_task
+from pretune.training.config import TrainConfig
+from pretune.training.cuda_graph import build_cuda_graph
 from tests.contracts.tiny import take_steps
 from tests.selection import scale_examples
 from tests.tasks.oracle import perfect
@@ -285,6 +289,19 @@ def test_a_scalar_mix_is_read_as_the_last_states_are() -> None:
     losses = take_steps(optimizer, lambda step: model.spec.loss(model, stream[step]).mean(), 60)
     assert losses[-1] < 0.6 * losses[0]
     assert len(predict(model, encoder, documents)) == 2
+
+
+def test_a_part_without_documents_has_gradients_of_zero() -> None:
+    task = task_of("coreference")
+    model = deepcopy(model_for("bert", task))
+    stream = TaskStream(encoder_for("bert", task).encode([make_document(2)]), batch=1)
+    loss = model.loss(stream.batch(0, part=0, parts=2))
+    assert loss.sum.item() == 0 == int(loss.count)
+    loss.sum.backward()
+    assert model.head is not None
+    assert all(weight.grad is not None and not weight.grad.any() for weight in model.head.parameters())
+    shape, config = BatchShape(rows=1, length=8, slots=8), TrainConfig(lr=1e-3, cuda_graphs=True)
+    assert build_cuda_graph(shape, model.model.spec, config, torch.device("cpu"), model) is None
 
 
 def test_models_vote_for_pairs() -> None:

@@ -150,9 +150,10 @@ def build_cuda_graph(
     """Return a CUDA graph runner for a GPU if the settings allow it and a recorded step fits into memory."""
     if config.cuda_graphs is False or config.activation_checkpointing or config.deterministic:
         return None
-    if model.is_recurrent:  # it orders the tokens by time steps on the host, and its kernels are long
+    has_host_sizes = any(getattr(module, "has_host_sizes", False) for module in loss_module.modules())
+    if model.is_recurrent or has_host_sizes:  # a recurrent one orders the tokens by time steps; its kernels are long
         if config.cuda_graphs:
-            log.warn("CUDA graphs disabled: recurrent layers need the lengths of the sequences on the host")
+            log.warn("CUDA graphs disabled: the model needs the lengths of the sequences on the host")
         return None
     row = shape.length + (shape.source or 0)
     memory = estimate_memory(model, tokens=shape.rows * row, length=row, training=True, precision="bf16").total

@@ -148,6 +148,7 @@ class SpanRanker(nn.Module):
     """Scores of the mentions and of their antecedents, from the states of tokens."""
 
     is_single_part = True  # with a scalar mix its LSTM is part of the head, not a block of the model
+    has_host_sizes = True  # the spans of a document differ in number, so that no CUDA graph can be captured
 
     def __init__(self, spec: Coreference, project: nn.Module) -> None:
         super().__init__()
@@ -194,7 +195,8 @@ class SpanRanker(nn.Module):
         """Return the loss of a batch with targets; spans that are no mention have no antecedent."""
         vectors = self.project(states, batch)
         mentions = Mentions.from_batch(batch)
-        total, count = vectors.sum().float() * 0, 0
+        # A part of a batch may have no document; its gradients are zero.
+        total, count = (vectors.sum() + sum(weight.sum() for weight in self.parameters())).float() * 0, 0
         for document in find_documents(batch):
             links = self.link(vectors[document.tokens[document.words]], document.sentences)
             cluster = mentions.find_clusters(document, links)
