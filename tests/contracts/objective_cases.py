@@ -145,6 +145,7 @@ RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {
     "prefix": restore_prefix,
     "span_corruption": restore_spans,
     "denoising": _target,
+    "autoencoder": _target,
     "masked_seq2seq": restore_span,
     "supervised": restore_concatenated,
 }
@@ -153,7 +154,7 @@ RESTORE: dict[str, Callable[[Sequences, Sequences], Ints]] = {
 LOSSY: frozenset[str] = frozenset({"mixture"})
 """Objectives whose input and targets do not contain the whole text."""
 
-DETERMINISTIC: frozenset[str] = frozenset({"causal", "bidirectional", "supervised"})
+DETERMINISTIC: frozenset[str] = frozenset({"causal", "bidirectional", "supervised", "autoencoder"})
 """Objectives that sample nothing."""
 
 

@@ -24,6 +24,7 @@ OBJECTIVES: "Registry[type[Objective]]" = Registry(
         "prefix": "pretune.objectives.prefix:PrefixLM",
         "span_corruption": "pretune.objectives.span_corruption:SpanCorruption",
         "denoising": "pretune.objectives.denoising:Denoising",
+        "autoencoder": "pretune.objectives.autoencoder:SequenceAutoencoder",
         "masked_seq2seq": "pretune.objectives.masked_seq2seq:MaskedSeq2seq",
         "multitask_masked": "pretune.objectives.multitask_masked:MultitaskMaskedLM",
         "permuted": "pretune.objectives.permuted:PermutationLM",

@@ -173,6 +173,11 @@ class Objective(ABC):
         return getattr(self, "prefix", False) or any(objective.needs_attention for objective in self.inner)
 
     @property
+    def needs_recurrence(self) -> bool:
+        """True if a decoder must keep the text in its state: one with attention copies it and learns nothing."""
+        return any(objective.needs_recurrence for objective in self.inner)
+
+    @property
     def allows_streams(self) -> bool:
         """True if it trains on windows of contiguous streams, with a state that the model carries between them."""
         return False

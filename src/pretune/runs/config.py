@@ -220,6 +220,11 @@ class PretrainConfig(RunConfig):
                 f"the objective '{self.objective.name}' needs attention to later tokens, which the recurrent model "
                 f"'{self.model.family}' lacks; choose another objective or family"
             )
+        if self.objective.needs_recurrence and not (self.model.is_recurrent or self.model.is_encoder_decoder):
+            raise UsageError(
+                f"the objective '{self.objective.name}' needs a recurrent model, which keeps the text in its state; "
+                f"'{self.model.family}' would copy it with attention; choose another objective or family"
+            )
         if self.data.samples == "streams":
             self._check_streams()
         elif self.data.memory is not None or self.data.vary_windows is not None:
