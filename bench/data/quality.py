@@ -6,7 +6,7 @@
 The reference is other news for the first, Wikipedia for the second. Noise is a third each of shuffled words (of news
 documents), repeated boilerplate and keyboard noise, in documents of the lengths of the news. Prints, by source, the
 documents, the share that stays and the mean score, the share of wanted text (precision) before and after, and the
-seconds of both commands.
+processor time of both commands.
 """
 
 import csv
@@ -14,10 +14,10 @@ import gzip
 import json
 import lzma
 import random
+import resource
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -96,12 +96,17 @@ def _read_reviews() -> Iterator[str]:
 
 
 def run_prepare(folder: Path, sources: list[str], tokenizer: str, *options: str) -> tuple[float, dict[str, Any]]:
-    """Run `pretune prepare` in a process of its own; return its seconds and the card."""
+    """Run `pretune prepare` in a process of its own; return its processor time and the card."""
     out = folder / f"data{len(options)}"
     command = [sys.executable, "-m", "pretune", "prepare", *(f"{folder / name}.jsonl" for name in sources)]
-    start = time.perf_counter()
+    start = _read_processor_time()
     subprocess.run([*command, "--tokenizer", tokenizer, "--out", str(out), *options], check=True)
-    return time.perf_counter() - start, json.loads((out / "card.json").read_text())
+    return _read_processor_time() - start, json.loads((out / "card.json").read_text())
+
+
+def _read_processor_time() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def measure(experiment: str, megabytes: float, keep: str, references: list[str]) -> dict[str, Any]:

@@ -8,7 +8,13 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation.surgery import add_task_tokens, find_missing_task_tokens, replace_vocabulary, resize_positions
+from pretune.adaptation.surgery import (
+    add_task_tokens,
+    extract_encoder,
+    find_missing_task_tokens,
+    replace_vocabulary,
+    resize_positions,
+)
 from pretune.core.errors import UsageError
 from pretune.inference.generation_config import GenerationTokens
 from pretune.inference.text_model import get_tokenizer
@@ -155,3 +161,20 @@ def test_task_tokens_leave_the_rest_as_it_was(tmp_path: Path) -> None:
     batch = pt.batch([[5, 6, 7], [8, 9]])
     torch.testing.assert_close(new_model(batch).logits[:, :-3], model(batch).logits)
     assert add_task_tokens(new_model) is new_model
+
+
+@pytest.mark.parametrize("family", ["t5-table", "bart", "mass"])
+def test_an_encoder_is_that_of_the_encoder_decoder(family: str, tmp_path: Path) -> None:
+    model = rough(build(tiny(family))).eval()
+    encoder = extract_encoder(model)
+    whole = model(pt.batch(source=[[5, 6, 7], [8, 9]], target=[[1, 5], [1, 6]]), hidden=True)
+    alone = encoder(pt.batch([[5, 6, 7], [8, 9]]), hidden=True)
+    assert encoder.shape == "encoder" and whole.source.hidden is not None and alone.hidden is not None
+    for left, right in zip(whole.source.hidden, alone.hidden, strict=True):
+        torch.testing.assert_close(left[:5], right[:5], rtol=0, atol=1e-6)
+    pt.save(encoder, tmp_path / "encoder")
+    loaded = pt.load(tmp_path / "encoder")
+    assert isinstance(loaded, LanguageModel) and loaded.spec == encoder.spec
+    assert all(map(torch.equal, loaded.state_dict().values(), encoder.state_dict().values()))
+    with pytest.raises(UsageError, match="encoder-decoder"):
+        extract_encoder(encoder)

@@ -1,7 +1,7 @@
 """Model surgery: replace the vocabulary or resize the positions of a pre-trained model, keeping its weights.
 
     model = replace_vocabulary(pt.load("runs/bert"), Tokenizer.load("my-tokenizer"))
-    model = resize_positions(model, 1024)
+    model = resize_positions(model, 1024)    # or extract_encoder(pt.load("runs/t5"))
     pt.save(model, "runs/bert-mine")         # a base model; continue pre-training it: pretune pretrain --from
 
 Vocabulary: a token in both vocabularies keeps its vector; a new one is initialized with the mean of its pieces (Gee et
@@ -22,7 +22,7 @@ from pretune.core.seed import make_generator
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.hf.files import ASSET_FILES
 from pretune.models.model import LanguageModel, build, build_empty
-from pretune.models.spec import Model, Special
+from pretune.models.spec import PARTS, Model, Special
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 from pretune.nn.two_stream import TwoStream
@@ -111,6 +111,18 @@ def add_task_tokens(model: LanguageModel, *, seed: int = 0) -> LanguageModel:
 
     new_spec = replace(spec, vocab=max(spec.vocab, tokenizer.vocab))
     return _resize_vocabulary(model, new_spec, tokenizer, model.assets.files, resize_rows)
+
+
+def extract_encoder(model: LanguageModel) -> LanguageModel:
+    """Return the encoder of an encoder-decoder as a model of its own, as CoVe does (McCann et al., 2017)."""
+    if not model.spec.is_encoder_decoder:
+        raise UsageError(f"only an encoder-decoder has an encoder to extract, got a model of the shape '{model.shape}'")
+    # NOTE: another name, since no family of encoders has this layout: the spec is saved as a whole.
+    spec = replace(model.spec, family=f"{model.spec.family}-encoder", **dict.fromkeys((*PARTS, "span", "decoder")))
+    encoder = _copy_weights(model, spec, set(), lambda rows, _: rows)
+    files = {} if model.tokenizer is None else model.tokenizer.build_files()
+    encoder.assets = replace(model.assets, files=files)
+    return encoder
 
 
 def _resize_vocabulary(
