@@ -19,7 +19,13 @@ from pretune.adaptation.surgery import extract_encoder
 from pretune.models.model import build
 
 MODEL = {"model.width": 64, "model.depth": 2, "model.heads": 2, "model.hidden": 256}
-TRAIN = {"train.lr": 4e-3, "train.batch_tokens": 2048, "train.samples_every": 0, "train.eval_tokens": 8000, "data.max_length": 48}
+TRAIN = {
+    "train.lr": 4e-3,
+    "train.batch_tokens": 2048,
+    "train.samples_every": 0,
+    "train.eval_tokens": 8000,
+    "data.max_length": 48,
+}
 FINETUNE = {
     "tune.scalar_mix.lstm.hidden": 64,
     "data.max_length": 64,

@@ -22,7 +22,7 @@ from pretune.core.seed import make_generator
 from pretune.inference.text_model import get_tokenizer
 from pretune.models.hf.files import ASSET_FILES
 from pretune.models.model import LanguageModel, build, build_empty
-from pretune.models.spec import PARTS, Model, Special
+from pretune.models.spec import Model, Special
 from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 from pretune.nn.two_stream import TwoStream
@@ -118,7 +118,8 @@ def extract_encoder(model: LanguageModel) -> LanguageModel:
     if not model.spec.is_encoder_decoder:
         raise UsageError(f"only an encoder-decoder has an encoder to extract, got a model of the shape '{model.shape}'")
     # NOTE: another name, since no family of encoders has this layout: the spec is saved as a whole.
-    spec = replace(model.spec, family=f"{model.spec.family}-encoder", **dict.fromkeys((*PARTS, "span", "decoder")))
+    name = f"{model.spec.family}-encoder"
+    spec = replace(model.spec, family=name, decoder=None, head=None, pooler=None, pair=None, span=None)
     encoder = _copy_weights(model, spec, set(), lambda rows, _: rows)
     files = {} if model.tokenizer is None else model.tokenizer.build_files()
     encoder.assets = replace(model.assets, files=files)
