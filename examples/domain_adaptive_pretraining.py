@@ -22,7 +22,9 @@ def train_small_base(general: list[str], steps: int, out: Path) -> Path:
     tokenizer = pt.train_tokenizer("wordpiece", general, vocab=4096, lowercase=True)
     data = pt.prepare(general, tokenizer=tokenizer, out=out / "general")
     small = {"data.max_length": 64, "data.length_schedule": None}
-    run = pt.pretrain("bert-tiny", data=data, objective="masked", steps=steps, out=out / "base", overrides=small)
+    run = pt.pretrain(
+        "bert-tiny", data=data, objective="masked", steps=steps, paper=True, out=out / "base", overrides=small
+    )
     return run.path
 
 

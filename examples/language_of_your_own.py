@@ -32,7 +32,7 @@ def main() -> None:
 
     sizes = {"model.width": options.width, "model.depth": options.depth, "model.heads": max(options.width // 64, 1)}
     settings = {"data": data, "steps": options.steps, "out": options.out / "model"}
-    run = pt.pretrain(options.model, **settings, overrides={**sizes, "data.max_length": 128})
+    run = pt.pretrain(options.model, paper=True, **settings, overrides={**sizes, "data.max_length": 128})
     held_out = run.summary["held_out"]
     print(f"validation: perplexity {held_out['perplexity']:.1f} per token, loss {run.loss:.3f}")
 

@@ -46,7 +46,13 @@ def main() -> None:
     )
     tokenizer = options.base or pt.train_tokenizer("unigram", [train_corpus], vocab=500)
     data = pt.prepare([train_corpus], valid=[valid_corpus], tokenizer=tokenizer, out=options.out / "data")
-    settings = {"data": data, "objective": "supervised", "steps": options.steps, "out": options.out / "model"}
+    settings = {
+        "data": data,
+        "objective": "supervised",
+        "steps": options.steps,
+        "out": options.out / "model",
+        "paper": True,
+    }
     overrides = {"train.batch_tokens": 1024, "data.max_length": 32} | ({} if options.base else SMALL)
     run = pt.pretrain(None if options.base else "t5-small", init_from=options.base, overrides=overrides, **settings)
 

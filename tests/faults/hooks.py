@@ -208,3 +208,16 @@ def slow_baselines(seconds: float, then: str | None = None) -> None:
         return real(*given)
 
     results.run_all_baselines = baselines
+
+
+def measured_on_rank(rank: int) -> None:
+    """A device that the others cannot measure; and plans in any time, however busy the machine is."""
+    from pretune.runs.recipes import build
+    from pretune.runs.recipes.facts import DeviceFacts
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("measured")
+
+    build.MIN_SHARE = -1e9
+    if int(os.environ["RANK"]) != rank:
+        DeviceFacts.measure = fail  # type: ignore[method-assign,assignment]

@@ -1,5 +1,6 @@
 """Runs of `pretune pretrain` with other numbers of workers and ranks (R3), and ranks that die (R6, R8)."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -188,3 +189,13 @@ def test_under_torchrun(data: Path, alone: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pretune"]
     subprocess.run([*command, *still(data, tmp_path / "run")], env=ENVIRONMENT, check=True, timeout=300)
     close(tmp_path / "run", alone)
+
+
+@pytest.mark.parametrize("name", ["bert-tiny", pytest.param("encoder", marks=pytest.mark.slow)])
+def test_the_first_rank_plans_for_all(runs: Nursery, data: Path, tmp_path: Path, name: str) -> None:
+    """The others measure nothing, and have its settings."""
+    sets = {"train__samples_every": 0, "train__workers": 0, "model__width": 32, "model__depth": 1, "model__heads": 2}
+    command = arguments(data, tmp_path / "run", "--budget=6s", name=name, **sets, train__batch_tokens=None)
+    ended(runs.ranks(command, hook=["measured_on_rank", 0]), 0, 0)
+    environment = json.loads((tmp_path / "run/run.json").read_text())["environment"]
+    assert environment["world"] == 2 and environment["plan"]["expected"]["tokens"] > 0

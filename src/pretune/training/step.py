@@ -158,14 +158,14 @@ def sum_step_counts(
 
     Also reduces the values the ranks must agree on: the stop signal and the mean elapsed time.
     """
-    batch_counts = [{**objective.counts(batch), "tokens": _count_tokens(batch)} for batch in batches]
+    batch_counts = [{**objective.counts(batch), "tokens": count_tokens(batch)} for batch in batches]
     totals = torch.stack([torch.stack([*counts.values()]).double() for counts in batch_counts]).sum(0)
     rank_values = torch.tensor([stop_signal, elapsed_seconds / ranks.world], dtype=torch.float64)
     totals = torch.cat((totals, rank_values.to(totals.device, non_blocking=True)))
     return dict(zip([*batch_counts[0], "stop_signal", "elapsed_seconds"], ranks.sum(totals).unbind(), strict=True))
 
 
-def _count_tokens(batch: Batch) -> Tensor:
+def count_tokens(batch: Batch) -> Tensor:
     """Count the tokens of a batch and its source, padding excluded."""
     tokens = (batch.sequence >= 0).sum()
     return tokens if batch.source is None else tokens + (batch.source.sequence >= 0).sum()

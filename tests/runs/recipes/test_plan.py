@@ -1,5 +1,6 @@
 """Plans of recipes: choices follow from text, device and time, and from what a user has set."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from pretune.core.errors import ResourceError, UsageError
 from pretune.models import catalog
 from pretune.runs.recipes import RECIPES
 from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
-from pretune.runs.recipes.plan import RecipePlan, SizeEstimate, count_effective_tokens
+from pretune.runs.recipes.plan import MAX_EPOCHS, RecipePlan, SizeEstimate, count_effective_tokens
 from pretune.runs.recipes.recipe import choose_tokenizer
 
 GPU = DeviceFacts(name="h200", device_type="cuda", flops=790e12, bandwidth=4e12, memory=140e9)
@@ -103,3 +104,17 @@ def test_text_without_spaces_gets_a_tokenizer_that_needs_none() -> None:
         assert choose_tokenizer(kind, TEXT)[0] == kind
         chosen, reason = choose_tokenizer(kind, TextFacts(bytes=9, tokens=3, has_spaces=False))
         assert chosen in ("unigram", "bpe") and reason
+
+
+def test_so_little_text_that_the_time_is_not_used() -> None:
+    little = TextFacts(bytes=60_000, tokens=15_000)
+    chosen, size = plan("encoder", 6000, text=little)
+    assert size.epochs == MAX_EPOCHS and size.seconds < 6000 / 2 and "epochs" in chosen.choices
+    chosen, size = plan("encoder", 60)
+    assert size.seconds == pytest.approx(60) and "epochs" not in chosen.choices
+
+
+def test_the_pace_of_real_steps() -> None:
+    slow = plan("encoder", 60, replace(CPU, pace=0.1))[1]
+    fast = plan("encoder", 60, CPU)[1]
+    assert slow.tokens < fast.tokens and slow.parameters <= fast.parameters

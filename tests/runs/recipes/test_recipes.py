@@ -10,7 +10,9 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.runs.recipes import build
+from pretune.runs.config import PretrainConfig
+from pretune.runs.recipes import build, plan
+from pretune.runs.recipes.timing import measure_token_seconds
 from tests.conftest import Capture, Patch, run_command
 from tests.selection import keep_quick
 
@@ -159,3 +161,28 @@ def test_one_document(tmp_path: Path, in_time: None, capsys: Capture) -> None:
     sets = {**SETS, "model.heads": 2}
     run = pt.pretrain("encoder", text=tmp_path / "text.txt", budget=3.0, out=tmp_path / "run", overrides=sets)
     assert run.loss is None and run.summary["tokens"] > 0 and "validation" in capsys.readouterr().err
+
+
+def test_the_pace_is_that_of_real_steps(text: Path, tmp_path: Path, in_time: None, monkeypatch: Patch) -> None:
+    """Of steps that take a second for each token, no more than a few tokens fit."""
+    sets = {**SETS, "model.heads": 2}
+    options: dict[str, Any] = {"text": text, "budget": 3.0, "overrides": sets}
+    seconds = []
+
+    def measure(config: PretrainConfig) -> float:
+        seconds.append(measure_token_seconds(config))
+        return 1.0
+
+    monkeypatch.setattr(build, "measure_token_seconds", measure)
+    pt.pretrain("encoder", **options, out=tmp_path / "run")
+    tree = json.loads((tmp_path / "run/run.json").read_text())
+    assert tree["environment"]["plan"]["expected"]["tokens"] < 100 and 0 < seconds[0] < 1
+    assert tree["train"]["batch_tokens"] == 1024
+
+
+def test_little_text_ends_early(text: Path, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(plan, "MAX_EPOCHS", 1.0)
+    monkeypatch.setattr(build, "measure_token_seconds", lambda config: 1e-5)
+    pt.pretrain("encoder", text=text, budget=600.0, out=tmp_path / "run", overrides={**SETS, "model.heads": 2})
+    tree = json.loads((tmp_path / "run/run.json").read_text())
+    assert tree["train"]["budget"] < 200 and "epochs" in {c["path"] for c in tree["environment"]["plan"]["choices"]}

@@ -20,7 +20,7 @@ from pretune.core.io import recover
 from pretune.core.log import format_duration, format_number, parse_duration
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
-from pretune.runs.config import merge_settings, read_objective, refuse_conflicts
+from pretune.runs.config import PretrainConfig, merge_settings, read_objective, refuse_conflicts
 from pretune.runs.defaults import build_paper_config, collect_overrides
 from pretune.runs.options import PrepareOptions, PretrainOptions
 from pretune.runs.prepare import run_prepare
@@ -29,6 +29,7 @@ from pretune.runs.recipes.facts import START_SECONDS, DeviceFacts, Facts, TextFa
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
 from pretune.runs.recipes.plan import PlannedRun, PlanRecord, RecipePlan, SizeEstimate
 from pretune.runs.recipes.recipe import ShapeRecipe, choose_tokenizer
+from pretune.runs.recipes.timing import measure_token_seconds
 from pretune.runs.training_data import DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train_tokenizer
@@ -37,6 +38,8 @@ TOKENIZER_BYTES = 20_000_000
 """Text that a tokenizer is trained on: more takes time, and changes hardly a piece of a small vocabulary."""
 TEXT_SHARE = 0.15
 """Share of the time that tokenizer and data are expected to take, before they are made."""
+STEP_SHARE = 0.9
+"""Share of the training time on a processor that steps take; evaluations, samples and saves take the rest."""
 MIN_SHARE = 0.3
 """Least share of the time that must be left for training."""
 
@@ -123,37 +126,46 @@ def plan_run(
             f"a budget of {format_duration(budget)} leaves {format_duration(max(seconds, 0))} for training after the "
             f"text is prepared; use at least {sufficient_budget}, or prepare it first (`pretune prepare`, --data)"
         )
-    facts = Facts(text=text, device=device_facts, seconds=max(seconds, 1.0))
-    start: dict[str, object] = {"model.name": recipe.family}
-    if initial is None:
-        plan, size = recipe.plan(facts, overrides, tokenizer.vocab)
-    else:
+    start, vocab = {"model.name": recipe.family}, tokenizer.vocab
+    if initial is not None:
         path = initial.name
         if tokenizer.sha256 != initial.tokenizer.sha256:
             path = str(run_dir.initial)
             initial.save_with_vocabulary(tokenizer, run_dir.initial)
         start = {"train.init_from": path}
         vocab = initial.spec.vocab if path == initial.name else tokenizer.vocab
+
+    def build(facts: Facts) -> tuple[RecipePlan, SizeEstimate, PretrainConfig]:
         plan, size = recipe.plan(facts, overrides, vocab, initial)
+        settings: dict[str, object] = {**start, "objective.kind": options.objective or recipe.objective}
+        settings |= {"data.path": str(data), "train.budget": min(budget, size.seconds + budget - seconds)}
+        rest = merge_settings(select_settings(plan, options.objective, initial), overrides)
+        if initial is not None:  # the vocabulary is the model's
+            rest.pop(VOCAB_PATH, None)
+        config = build_paper_config(settings, DataFacts.from_prepared_data(data), tokenizer, device.type, rest)
+        return plan, size, config
+
+    facts = Facts(text=text, device=device_facts, seconds=max(seconds, 1.0))
+    plan, size, config = build(facts)
+    if device.type == "cpu":
+        start_time = time.monotonic()
+        pace = STEP_SHARE * size.token_seconds * count / measure_token_seconds(config)
+        log.info(f"steps of this size read {pace:.2g} times the tokens that matrix products tell")
+        seconds_left = max(facts.seconds - (time.monotonic() - start_time), 1.0)
+        plan, size, config = build(replace(facts, device=replace(device_facts, pace=pace), seconds=seconds_left))
     if tokenizer_choice is not None:
         plan.note("tokenizer", tokenizer_choice.value, tokenizer_choice.reason)
     for choice in plan.choices.values():
         log.info(str(choice))
-    settings = {
-        **start,
-        "objective.kind": options.objective or recipe.objective,
-        "data.path": str(data),
-        "train.budget": budget,
-    }
-    fitted_settings = plan.list_settings()
-    if options.objective is not None:  # another objective has its own settings
-        fitted_settings = {path: value for path, value in fitted_settings.items() if not path.startswith("objective.")}
-    rest = merge_settings(fitted_settings, overrides)
-    if initial is not None:  # they are those of the model
-        rest.pop(VOCAB_PATH, None)
-        rest = {"data.samples": "documents", "data.length_schedule": None, **rest}
-    config = build_paper_config(settings, DataFacts.from_prepared_data(data), tokenizer, device.type, rest)
     return PlannedRun(config=config, plan=describe_plan(options, plan, size))
+
+
+def select_settings(plan: RecipePlan, objective: str | None, initial: InitialModel | None) -> dict[str, object]:
+    """Return the settings of a plan without those that another objective or an initial model has of its own."""
+    settings = plan.list_settings()
+    if objective is not None:
+        settings = {path: value for path, value in settings.items() if not path.startswith("objective.")}
+    return settings if initial is None else {"data.samples": "documents", "data.length_schedule": None, **settings}
 
 
 def prepare_text(

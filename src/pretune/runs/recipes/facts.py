@@ -105,6 +105,7 @@ class DeviceFacts:
     bandwidth: float  # of memory, in bytes per second and device
     memory: float  # bytes of a device
     count: int = 1
+    pace: float = 1.0  # of real steps, relative to the estimate; 1 until they are timed
 
     @property
     def element_bytes(self) -> int:
@@ -113,7 +114,7 @@ class DeviceFacts:
     def compute_token_seconds(self, flops: float, units: int) -> float:
         """Return the seconds of a token in training: its FLOPs, and the sum of the widths of all layers (`units`)."""
         copies = ACTIVATION_ELEMENTS * units * self.element_bytes / self.bandwidth
-        return (flops / self.flops + copies) / self.count / EFFICIENCY[self.device_type]
+        return (flops / self.flops + copies) / self.count / EFFICIENCY[self.device_type] / self.pace
 
     @classmethod
     def measure(cls, device: torch.device, count: int = 1) -> "DeviceFacts":

@@ -81,6 +81,12 @@ class ShapeRecipe:
         sizes = [*evaluate_sizes(facts, fit, specs, length=length, targets=self.targets)]
         size = choose_size(sizes, MAX_PARAMETERS * facts.text.tokens, facts.device.name)
         self._choose_shape(plan, size, len(sizes))
+        if size.seconds < 0.99 * facts.seconds:
+            plan.note(
+                "epochs",
+                size.epochs,
+                "more repetitions of so little text do not lower the validation loss; the run ends before the budget",
+            )
         reason = f"{format_number(facts.text.bytes)} bytes of text, {format_number(size.parameters)} parameters"
         if initial is not None:
             reason = initial.explain_vocab(size.vocab, facts.text.bytes / max(facts.text.tokens, 1))
