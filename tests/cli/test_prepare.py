@@ -106,6 +106,7 @@ def test_slices(capsys: Capture, tmp_path: Path, given: str, tokenizer: str, mon
         (["a.txt", "--tokenizer", "t"], 2, "'--out'"),
         (["--tokenizer", "t", "--out", "x"], 2, "CORPUS"),
         (["s1", "--merge", "--tokenizer", "t", "--out", "x"], 2, "--merge"),
+        (["s1", "--merge", "--quality", "q", "--out", "x"], 2, "--merge"),
         (["a.txt", "--tokenizer", "t", "--out", "x", "--by", "word"], 2, "'--by'"),
         (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "half"], 2, "'half'"),
         (["a.txt", "--tokenizer", "t", "--out", "x", "--holdout", "2%", "--valid", "v"], 2, "valid"),

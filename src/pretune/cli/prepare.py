@@ -54,7 +54,7 @@ def prepare(options: PrepareOptions, mode: PrepareMode, output: OutputFormat) ->
     start = time.monotonic()
     with shut_down_cleanly():
         if mode.merge:
-            if options.tokenizer or options.valid or options.shard:
+            if options.tokenizer or options.valid or options.shard or options.quality:
                 raise UsageError("--merge takes only slices and --out; tokenizer and settings come from the slices")
             data = merge(options.inputs, out=options.out, overwrite=options.overwrite)
         else:
