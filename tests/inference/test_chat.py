@@ -7,8 +7,8 @@ import pytest
 import pretune as pt
 from pretune.core.errors import UsageError
 from pretune.inference.chat import ChatModel
-from pretune.text.chat import Message
-from tests.inference.speakers import bert, chatter, gpt, t5
+from pretune.text.chat import ChatTemplate, Message, find_turn_end
+from tests.inference.speakers import CHAT_TEMPLATE, bert, chatter, gpt, t5, tokenizer
 from tests.text.chat_templates import chat
 
 
@@ -43,11 +43,10 @@ def test_oldest_turns_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
 def test_end_of_a_turn_ends_an_answer() -> None:
     """Also where the model's settings name another end token."""
     assert ChatModel(chatter()).tokens.eos == chatter().spec.special.eos
-    model = ChatModel(chatter())
-    tokens = model.tokenizer.with_tokens({"turn": "<turn>"})
-    model.tokenizer = tokens
-    model.template = type(model.template)(model.template.source, {"eos_token": "<turn>"})
-    assert model._find_turn_end() == [tokens.token_to_id("<turn>")]
+    tokens = tokenizer("bpe", "endoftext").with_tokens({"turn": "<turn>"})
+    template = ChatTemplate(CHAT_TEMPLATE, {"eos_token": "<turn>"})
+    assert find_turn_end(tokens, template) == [tokens.token_to_id("<turn>")]
+    assert find_turn_end(tokens, ChatTemplate(CHAT_TEMPLATE, {})) == []
 
 
 def test_template_travels_with_the_model(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ PERFECT: dict[str, tuple[Any, Any]] = {
     **each(("pearson", "spearman", "pearson_spearman", "mean_squared_error"), (NUMBERS, NUMBERS)),
     **each(("choice_accuracy", "calibration_error"), ([0, 1, 1, 0], CHOICES)),
     **each(("exact_match", "squad", "squad2", "triviaqa", "coqa", "answer_f1", "record"), (TEXTS, TEXTS)),
-    **each(("rouge", "rouge_stemmed", "bleu", "chrf"), (TEXTS, TEXTS)),
+    **each(("rouge", "rouge_l", "rouge_stemmed", "bleu", "chrf"), (TEXTS, TEXTS)),
     "multirc": (GROUPS, GROUPS),
     "gender_parity": ([[1, 1], [0, 0]], [[1, 1], [0, 0]]),
     **each(("tag_accuracy", "entity_f1", "entity_f1_strict", "argument_f1"), (TAGS, TAGS)),
@@ -50,7 +50,7 @@ WRONG: dict[str, Any] = {
     **each(("pearson", "spearman", "pearson_spearman", "mean_squared_error"), [-value for value in NUMBERS]),
     **each(("choice_accuracy", "calibration_error"), [row[::-1] for row in CHOICES]),
     **each(("exact_match", "squad", "squad2", "triviaqa", "coqa", "answer_f1", "record"), ["xyz", ""]),
-    **each(("rouge", "rouge_stemmed", "bleu", "chrf"), ["xyz", ""]),
+    **each(("rouge", "rouge_l", "rouge_stemmed", "bleu", "chrf"), ["xyz", ""]),
     "multirc": [[0, 1, 1], [1, 0], [0, 0]],
     "gender_parity": [[1, 0], [0, 1]],
     **each(

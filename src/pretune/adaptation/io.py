@@ -30,6 +30,7 @@ from pretune.adaptation.peft.io import (
 )
 from pretune.adaptation.quantized import Quantization, count_bytes, is_quantized, quantize_model
 from pretune.adaptation.sentence_head import load_modules
+from pretune.adaptation.surgery import set_chat_template
 from pretune.core import config, io, log
 from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
@@ -44,6 +45,12 @@ from pretune.models.hf.weights import HEAD_KEY, TASK_PREFIX, HeadLayout, Move, R
 from pretune.models.model import LanguageModel, build_empty
 from pretune.models.spec import PARTS
 from pretune.models.tensor_files import TensorInfo
+from pretune.text.tokenizer.files import (
+    CHAT_TEMPLATE,
+    CHAT_TEMPLATE_FILE,
+    MAX_TEMPLATE_BYTES,
+    read_chat_template,
+)
 
 AnyHead = SingleHead | MultiTask
 
@@ -200,6 +207,9 @@ def _load(folder: Path, options: _LoadOptions) -> tuple[LanguageModel | ModelWit
         return _load_full_model(folder, options), None
     record = config.read_record(AdapterFile, folder / ADAPTER_FILE, CheckpointError)
     model = _load_base(folder, record.get("base") or {}, options)
+    if (folder / CHAT_TEMPLATE_FILE).is_file():  # of a base without one
+        template = read_chat_template(io.read_bounded(folder / CHAT_TEMPLATE_FILE, CheckpointError, MAX_TEMPLATE_BYTES))
+        set_chat_template(model, str(template[CHAT_TEMPLATE]))
     if record.get("head") is None:
         return model, load_adapter(model, folder)
     with checkpoint.add_path(folder / ADAPTER_FILE):

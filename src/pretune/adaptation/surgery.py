@@ -27,6 +27,7 @@ from pretune.nn.positions import LearnedEmbedding
 from pretune.nn.stack import Stack
 from pretune.nn.two_stream import TwoStream
 from pretune.text.tokenizer import Tokenizer
+from pretune.text.tokenizer.files import CHAT_TEMPLATE_FILE
 
 ResizeRows = Callable[[Tensor, int], Tensor]
 """Function from a tensor and a number of rows to a tensor with this number of rows."""
@@ -124,6 +125,15 @@ def extract_encoder(model: LanguageModel) -> LanguageModel:
     files = {} if model.tokenizer is None else model.tokenizer.build_files()
     encoder.assets = replace(model.assets, files=files)
     return encoder
+
+
+def set_chat_template(model: LanguageModel, source: str) -> None:
+    """Give a model a chat template, in place; it is saved with the model."""
+    tokenizer = model.tokenizer
+    if tokenizer is None:
+        raise UsageError("the model has no tokenizer; put a tokenizer.json into its directory")
+    files = {**model.assets.files, CHAT_TEMPLATE_FILE: source.encode()}
+    model.assets = replace(model.assets, files=files, tokenizer=tokenizer.raw)
 
 
 def _resize_vocabulary(

@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, Unpack
 
-import numpy as np
 from torch import nn
 
 from pretune.core import log
-from pretune.core.errors import PretuneError, UsageError
+from pretune.core.errors import UsageError
 from pretune.core.log import format_count
 from pretune.inference.decode import check_can_generate
 from pretune.inference.generate import GeneratedText, StopStrings, TextCallback, continue_prompts
@@ -22,7 +21,7 @@ from pretune.inference.generation_config import (
 from pretune.inference.prompts import get_length_limits
 from pretune.inference.text_model import get_predictive_model, get_tokenizer, load_model
 from pretune.models.model import LanguageModel
-from pretune.text.chat import ANSWER_ROLE, ChatTemplate, Message, check_messages, encode_chat, encode_prompt
+from pretune.text.chat import ChatTemplate, Message, check_messages, encode_prompt, find_turn_end
 from pretune.text.tokenizer import Tokenizer
 
 MAX_ANSWER_TOKENS = 512
@@ -47,18 +46,8 @@ class ChatModel:
             raise UsageError("a chat needs a decoder; this model is an encoder-decoder")
         self.tokenizer: Tokenizer = get_tokenizer(self.model)
         self.template = ChatTemplate.from_tokenizer(self.tokenizer)
-        tokens = GenerationTokens.from_model(self.model)
-        self.tokens = replace(tokens, eos=tuple(dict.fromkeys((*tokens.eos, *self._find_turn_end()))))
-
-    def _find_turn_end(self) -> list[int]:
-        """Return the token that the template writes after an answer, which ends one too."""
-        messages: list[Message] = [{"role": USER_ROLE, "content": "a"}, {"role": ANSWER_ROLE, "content": "b"}]
-        try:
-            ids, is_answer = encode_chat(self.tokenizer, self.template, messages)
-        except PretuneError:
-            return []
-        last_token = np.array(ids)[is_answer][-1:].tolist()
-        return [token for token in last_token if token in self.tokenizer.special_ids]
+        tokens, turn_end = GenerationTokens.from_model(self.model), find_turn_end(self.tokenizer, self.template)
+        self.tokens = replace(tokens, eos=tuple(dict.fromkeys((*tokens.eos, *turn_end))))
 
     @property
     def default_new_tokens(self) -> int:

@@ -65,6 +65,7 @@ METRICS: Registry[Metric] = Registry(
         "attachment": "pretune.metrics.entities:attachment",
         "coreference": "pretune.metrics.coreference:coreference",
         "rouge": "pretune.metrics.generation:rouge",
+        "rouge_l": "pretune.metrics.generation:rouge_l",
         "rouge_stemmed": "pretune.metrics.generation:rouge_stemmed",
         "bleu": "pretune.metrics.generation:bleu",
         "chrf": "pretune.metrics.generation:chrf",
@@ -86,7 +87,7 @@ METRIC_INPUTS: Mapping[str, str] = {
         "trees": ("attachment",),
         "clusters": ("coreference",),
         "answers": ("squad", "squad2", "exact_match", "triviaqa", "coqa", "answer_f1", "record"),
-        "texts": ("rouge", "rouge_stemmed", "bleu", "chrf"),
+        "texts": ("rouge", "rouge_l", "rouge_stemmed", "bleu", "chrf"),
     }.items()
     for name in names
 }
@@ -98,7 +99,7 @@ GROUP_METRICS = frozenset(name for name, values in METRIC_INPUTS.items() if valu
 SHARE_METRICS = frozenset({"accuracy", "choice_accuracy", "exact_match"})
 """Metrics that are the share of correct examples."""
 
-MEAN_METRICS = SHARE_METRICS | {"squad", "squad2", "triviaqa", "coqa", "answer_f1", "rouge", "rouge_stemmed"}
+MEAN_METRICS = SHARE_METRICS | {"squad", "squad2", "triviaqa", "coqa", "answer_f1", "rouge", "rouge_l", "rouge_stemmed"}
 """Metrics that are the mean of the scores of single examples."""
 
 SIGNED_METRICS = frozenset({"matthews", "pearson", "spearman", "pearson_spearman", "average"})

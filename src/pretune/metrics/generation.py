@@ -161,6 +161,11 @@ def rouge(
     return {name: math.fsum(row[name][2] for row in rows) / len(rows) for name in rows[0]}
 
 
+def rouge_l(gold: Iterable[str | Sequence[str]], predictions: Iterable[str]) -> float:
+    """ROUGE-L alone: F1 of the longest common subsequence of words."""
+    return rouge(gold, predictions)["rougeL"]
+
+
 def rouge_stemmed(gold: Iterable[str | Sequence[str]], predictions: Iterable[str]) -> dict[str, float]:
     """ROUGE-1, ROUGE-2 and ROUGE-L over Porter stems, the usual setting for summaries."""
     return rouge(gold, predictions, use_stemmer=True)

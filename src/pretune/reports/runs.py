@@ -197,6 +197,13 @@ def draw_label_curves(runs: Sequence[RunRecord]) -> list[Markup]:
 def render_samples(runs: Sequence[RunRecord]) -> Markup:
     """Render the model's answers to some texts during training."""
     parts: list[Markup] = []
+    for run in runs:
+        samples_after = () if run.scores is None else run.scores.get("samples", ())
+        parts += [note(f"{run.name}: answers before and after fine-tuning.")] if samples_after else []
+        for sample in samples_after:
+            texts = (("before", sample["before"]), ("after", sample["after"]), ("gold", sample["gold"]))
+            rows = [element("p", element("b", name), element("em", text)) for name, text in texts]
+            parts.append(element("div", element("p", sample["input"]), *rows, kind="sample"))
     pretrained_runs = [run for run in runs if not run.is_finetuned]
     for run in pretrained_runs:
         samples = facts.collect_samples(run.metrics)

@@ -32,8 +32,8 @@ MAX_DEFAULT_LENGTH = 512
 """Maximum of the default length if texts are long."""
 LENGTH_SAMPLE, MAX_TRUNCATED_SHARE = 500, 0.05
 """Examples that are sampled to choose the default length, and the share of them that may be truncated."""
-MAX_TEXT_TOKENS, MAX_LABEL_TOKENS = 64, 16
-"""Maximum tokens of a generated answer: of a text, and of a label."""
+MAX_LABEL_TOKENS = 16
+"""Maximum tokens of a generated label."""
 
 
 def build_head(
@@ -160,9 +160,10 @@ class TaskEncoder:
         """Encode examples; with `training` also their labels, which every example must have."""
         if not examples:
             raise DataError(f"task '{self.task.name}': no examples to encode; pass at least one")
-        if self.is_generative:
+        inputs = get_type(self.task).inputs
+        if self.is_generative and not inputs.has_own_encoding:
             return self._finalize(encode_text_to_text(self.rules, examples, training=training))
-        items = get_type(self.task).inputs.encode(self.rules, examples, training=training)
+        items = inputs.encode(self.rules, examples, training=training)
         return self._finalize(replace(items, sequences=build_encoder_decoder_inputs(items.sequences, self.rules.spec)))
 
     def _finalize(self, items: Items) -> Items:
@@ -187,7 +188,8 @@ def find_scale(task: Task, train: Examples) -> tuple[float, float] | None:
 
 
 def _resolve_length(task: Task, max_text_length: int, max_length: int | None, slots: int, is_generative: bool) -> int:
-    default_length = (GENERATION if is_generative else get_type(task)).inputs.default_length
+    inputs = get_type(task).inputs
+    default_length = (GENERATION.inputs if is_generative and not inputs.has_own_encoding else inputs).default_length
     if max_length is None:
         max_length = min(default_length, max_text_length)
     if max_length > max_text_length:
@@ -201,7 +203,7 @@ def _resolve_length(task: Task, max_text_length: int, max_length: int | None, sl
 
 def _resolve_max_new_tokens(task: Task, max_positions: int | None, max_new_tokens: int | None) -> int:
     has_short_answers = task.template is not None and (task.template.targets or task.scale)
-    default = MAX_LABEL_TOKENS if has_short_answers else MAX_TEXT_TOKENS
+    default = MAX_LABEL_TOKENS if has_short_answers else get_type(task).inputs.default_new_tokens
     limit = default if max_new_tokens is None else max_new_tokens
     if limit < 1:
         raise UsageError(f"max_new_tokens must be >= 1, got {limit}")

@@ -10,6 +10,7 @@
     span             text (the question), pair (the passage), spans and answers (none: no answer)
     choice           text, choices, label (index of the correct one), pair (if the question is separate)
     generation       text, target
+    instruction      text, messages (role and content, without the answer), target
     pairs            text (the better sentence), pair (the worse)
     cloze            text (the context), target (the next word)
     cloze-choice     text (with a gap "_"), choices, label (index of the correct one)
@@ -45,6 +46,7 @@ class Example:
     spans: tuple[tuple[int, int], ...] = ()
     answers: tuple[str, ...] = ()
     target: str | None = None
+    messages: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # role and content; `text` has them, too
     id: str = ""
     group: str | None = None  # unit that is scored or split together: a passage, a question, a subset of the task
     facts: Mapping[str, str] = field(default_factory=dict, hash=False)  # other published fields, for templates

@@ -6,6 +6,7 @@
 Sequences are packed into rows; each is computed once, without loss, and filler is removed from the result.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -141,8 +142,10 @@ def generate_texts(
     items = no_slots.encode(examples, training=False).sequences
     side = items if items.source is None else items.source
     prompts = [side.tokens[start:end].tolist() for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True)]
+    inputs = get_type(rules.task).inputs
     tokens = GenerationTokens(
-        start=get_start_token(rules) if rules.spec.is_encoder_decoder else None, eos=get_end_tokens(rules)
+        start=get_start_token(rules) if rules.spec.is_encoder_decoder else None,
+        eos=inputs.get_end_tokens(rules) if inputs.has_own_encoding else get_end_tokens(rules),
     )
     search = GreedySearch() if beams == 1 else BeamSearch(beams=beams)
     decoding = GenerationConfig(max_new_tokens=rules.max_new_tokens + count_answer_specials(rules), search=search)
@@ -159,6 +162,14 @@ def generate_texts(
         if on_progress is not None:
             on_progress(len(predictions), len(examples))
     return predictions
+
+
+def compute_answer_scores(
+    model: ModelWithHead, encoder: TaskEncoder, examples: Examples, precision: torch.dtype | None
+) -> dict[str, float]:
+    """Return the loss per token of the reference answers, and their perplexity."""
+    value = answer_perplexity(model, encoder, examples, precision=precision)
+    return {"loss": math.log(value), "perplexity": value}
 
 
 def answer_perplexity(

@@ -26,7 +26,7 @@ from pretune.text.corpora.tables import (
     SINGLE_COLUMN,
     UnclosedQuoteError,
     iter_delimited_rows,
-    iter_jsonl_rows,
+    iter_json_rows,
     split_documents,
 )
 
@@ -209,12 +209,12 @@ def read_lines(path: Path, encoding: str | None = None) -> Iterator[tuple[int, s
 
 @spec
 class Jsonl:
-    """One JSON object per line."""
+    """One JSON object per line, or a list of objects."""
 
     def read_rows(self, path: Path) -> Iterator[TableRow]:
         """Yield every object."""
         name = os.fspath(path)
-        for number, values in iter_jsonl_rows(read_text(path), name):
+        for number, values in iter_json_rows(read_text(path), name):
             yield TableRow(f"{name}:{number}", values)
 
 

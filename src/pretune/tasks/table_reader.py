@@ -29,8 +29,24 @@ from pretune.tasks.task import Reader, SplitFile, Task
 
 MAX_NUMERIC_CLASSES = 20
 """Maximum number of different integers that are treated as classes, not scores."""
+MESSAGES = "messages"
+CHAT_FORMS = ((MESSAGES, None, MESSAGES), ("instruction", "input", "output"), ("prompt", None, "completion"))
+"""Columns of chats: of the text, of a second text that may be absent or blank, and of the answer, for each form."""
 LABEL_SEPARATOR = "|"
 """Separator of several labels in a cell."""
+
+
+def find_chat_form(columns: Iterable[str]) -> dict[str, str | None] | None:
+    """Return the columns of a known form by their role in a reader, or None.
+
+    >>> find_chat_form(["id", "Instruction", "output"])
+    {'text': 'Instruction', 'pair': None, 'label': 'output'}
+    """
+    names = {column.strip().lower(): column for column in columns}
+    for text, pair, label in CHAT_FORMS:
+        if text in names and label in names:
+            return {"text": names[text], "pair": names.get(pair or ""), "label": names[label]}
+    return None
 
 
 @spec

@@ -23,6 +23,7 @@ from pretune.tasks.table_reader import (
     UserTables,
     check_numbers,
     count_values,
+    find_chat_form,
     is_finite,
     pick_text_columns,
 )
@@ -83,6 +84,8 @@ def infer_type(tables: UserTables) -> str:
     Lists, and labels with "|", are several labels. If most labels are not numbers, they are classes; if most are
     numbers, all must be: up to `MAX_NUMERIC_CLASSES` different integers are classes, other numbers are scores.
     """
+    if tables.text is None and tables.label is None and find_chat_form(tables.train.columns):
+        return "instruction"
     if tables.labels is not None:
         return "classification" if tables.labels else "regression"
     text, column, pair = pick_text_columns(tables)

@@ -241,6 +241,17 @@ def encode_chat(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence
     return ChatTokens(encoding.ids, is_answer)
 
 
+def find_turn_end(tokenizer: Tokenizer, template: ChatTemplate) -> list[int]:
+    """Return the special token that the template writes after an answer; none if there is none."""
+    messages: list[Message] = [{"role": "user", "content": "a"}, {"role": ANSWER_ROLE, "content": "b"}]
+    try:
+        ids, is_answer = encode_chat(tokenizer, template, messages)
+    except (UsageError, CheckpointError):
+        return []
+    last_token = np.array(ids)[is_answer][-1:].tolist()
+    return [token for token in last_token if token in tokenizer.special_ids]
+
+
 def encode_prompt(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> list[int]:
     """Encode messages up to the place where the answer starts."""
     return tokenizer.encode(template.render(messages, generation_prompt=True), add_special_tokens=False)

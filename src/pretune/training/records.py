@@ -248,6 +248,15 @@ class LengthCounts(TypedDict):
     examples: Count
 
 
+class SampleRecord(TypedDict):
+    """An input with its reference, and the answers before and after fine-tuning."""
+
+    input: str
+    gold: str
+    before: str
+    after: str
+
+
 class ScoresFile(TypedDict):
     """scores.json of a fine-tuned run."""
 
@@ -266,6 +275,7 @@ class ScoresFile(TypedDict):
     not_run: dict[str, str]
     curve: list[CurvePoint]
     forgetting: Forgetting | None
+    samples: NotRequired[list[SampleRecord]]
     trials: NotRequired[list[TrialRecord]]
 
 

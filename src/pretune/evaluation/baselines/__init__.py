@@ -10,9 +10,9 @@ task type names its baselines by the slot that they fill: `--baselines svm` runs
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from pretune.core.errors import DataError
@@ -77,6 +77,7 @@ class BaselineResult:
     predictions: list[Prediction]
     seconds: float
     slot: str = ""  # the requested name, if different
+    scores: Mapping[str, float] = field(default_factory=dict)  # besides those of the predictions
 
 
 def run_baselines(
@@ -158,7 +159,7 @@ def get_baseline_name(task: Task, slot: str) -> str:
 
 def _build_baseline(name: str, vectors: str | None) -> "Baseline":
     baseline = BASELINES.get(name)
-    has_vectors = any(field.name == "vectors" for field in fields(baseline))  # type: ignore[arg-type]
+    has_vectors = any(part.name == "vectors" for part in fields(baseline))  # type: ignore[arg-type]
     return baseline(vectors=vectors) if has_vectors else baseline()  # type: ignore[call-arg]
 
 

@@ -100,7 +100,7 @@ def build_adapted_model(
     seed = tuning.train.seed
     body = apply_task_spec(load_base_model(tuning.base, seed=seed), tuning.tune.dropout_factor)
     right = load_backward_model(tuning)
-    tune = tuning.tune
+    tune, body = tuning.tune, get_type(task).inputs.prepare_model(body)
     if should_add_tokens(tuning, body, task):
         body = add_task_tokens(body, seed=seed)
     if right is not None and tune.scalar_mix is not None:
@@ -349,6 +349,17 @@ class TaskEncoders:
             teacher.check(model, distillation.weights, length=encoder.rules.max_length, slots=encoder.slots)
         if not self.has_separate_heads:
             distillation.rescaling = compute_rescaling(self.encoders[0].rules.scale, teacher.scale)
+
+    def describe_counts(self, items: Sequence[Items]) -> list[str]:
+        """Return notes on chats that are too long, and so lose the end of their answers."""
+        notes = []
+        for encoder, part in zip(self.encoders, items, strict=True):
+            counts = part.counts
+            if get_type(encoder.task).inputs.has_own_encoding and counts.cut:
+                lost = f", {counts.answers_lost:,} of which lose all answers" if counts.answers_lost else ""
+                limit = f"data.max_length ({encoder.rules.max_length})"
+                notes.append(f"train: {counts.cut:,} of {counts.examples:,} chats are cut at {limit}{lost}")
+        return notes
 
     def find_notes(self, examples: Sequence[Example]) -> list[str]:
         """Return notes on the model and the examples: a type that it suits badly, and many unknown tokens.

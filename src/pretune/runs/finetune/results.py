@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -29,6 +30,7 @@ from pretune.training.records import (
     Difference,
     EnergyRecord,
     ResultRecord,
+    SampleRecord,
     SavedModelRecord,
     ScoresFile,
     TrialFile,
@@ -37,6 +39,10 @@ from pretune.training.records import (
 
 BaselineFactory = Callable[[Sequence[Example]], BaselineResult | None]
 """Baseline that needs the model, fitted on examples; returns None if the task does not support it."""
+UntunedBaselines = Callable[[Sequence[Example]], list[BaselineResult]]
+"""Baselines of the model before fine-tuning, with the examples that it is shown."""
+MAX_SAMPLES = 8
+"""Examples whose answers before and after are written down."""
 BOOTSTRAP_ROUNDS, MAX_BOOTSTRAP_SECONDS = 1000, 20.0
 """Rounds of a bootstrap and its maximum seconds; slow metrics get fewer rounds."""
 SUMMED_COSTS: Final = ("seconds", "flops", "kwh", "co2e_kg", "dollars")
@@ -49,6 +55,7 @@ def write_results(
     task_data: TaskData,
     trials: Sequence[TrialFile],
     model_baselines: Mapping[str, BaselineFactory],
+    run_untuned_baselines: UntunedBaselines | None = None,
 ) -> FinetunedRun:
     """Run the baselines, compare, and write all results; cost.json is the last file."""
     best = [trial for trial in trials if trial["labels"] == max(other["labels"] for other in trials)]
@@ -56,6 +63,8 @@ def write_results(
     selection = [trial for trial in best if trial["lr"] == rate]
     train = task_data.select_train(plan.max_train_examples, tuning.task.split_seed)
     rows, absent = run_all_baselines(task_data, train, plan, model_baselines)
+    untuned_rows = run_untuned_baselines(train) if run_untuned_baselines is not None and plan.baselines else []
+    rows += untuned_rows
     collapse_notes = [find_collapse(task_data, trial) for trial in selection]
     scores: ScoresFile = {
         "task": task_data.task.name,
@@ -79,12 +88,24 @@ def write_results(
         "forgetting": selection[0].get("forgetting"),
         "trials": [_drop_predictions(trial) for trial in trials],
     }
+    if untuned_rows:
+        scores["samples"] = collect_samples(task_data, selection[0], untuned_rows[0])
     io.write_json(run_dir.scores, scores)
     draw_plots(run_dir.path, scores)
     cost = sum_costs([trial["summary"]["cost"] for trial in trials])
     io.atomic_write(run_dir.card, build_finetuning_card(run_dir.name, tuning, scores, cost).encode())
     run_dir.write_cost({"trials": len(trials), "cost": cost})
     return FinetunedRun.open(run_dir.path)
+
+
+def collect_samples(task_data: TaskData, trial: TrialFile, baseline: BaselineResult) -> list[SampleRecord]:
+    """Return some inputs with their reference and the answers before and after fine-tuning."""
+    tuned_predictions = read_predictions(trial, task_data.headline_split)
+    answers = zip(task_data.eval_examples, baseline.predictions, tuned_predictions, strict=True)
+    return [
+        {"input": example.text, "gold": example.target or "", "before": first.text or "", "after": second.text or ""}
+        for example, first, second in islice(answers, MAX_SAMPLES)
+    ]
 
 
 def get_dev_score(trial: TrialFile) -> float:
@@ -245,7 +266,7 @@ def read_predictions(trial: TrialFile, split: str) -> list[Prediction]:
 
 def compare_baseline(task_data: TaskData, trials: Sequence[TrialFile], row: BaselineResult) -> BaselineRecord:
     """Return a baseline's scores, and the difference of the runs on the same examples."""
-    scores = compute_scores(task_data, task_data.eval_examples, row.predictions)
+    scores = {**compute_scores(task_data, task_data.eval_examples, row.predictions), **row.scores}
     ours = [read_predictions(trial, task_data.headline_split) for trial in trials]
     return {
         "name": row.name,

@@ -24,6 +24,7 @@ from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_p
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
 from pretune.runs.finetune.trial import FinetuneTrial, TrialContext
+from pretune.runs.finetune.untuned import has_untuned_baselines, run_untuned
 from pretune.runs.task_options import FinetuneOptions
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table_reader import get_columns
@@ -95,9 +96,10 @@ class FinetuneSweep:
                 RANDOM: lambda train: random or self._raise_missing_base(),
                 COSINE: self._run_cosine,
             }
+            run_untuned_baselines = self._run_untuned if has_untuned_baselines(self.task_data.task) else None
             arguments = (self.run_dir, self.tuning, self.plan, self.task_data, self.trials, model_baselines)
             finetuned_run: FinetunedRun = self.ranks.broadcast_object(
-                run_on_rank_zero(self.ranks, lambda: write_results(*arguments))
+                run_on_rank_zero(self.ranks, lambda: write_results(*arguments, run_untuned_baselines))
             )
             return finetuned_run
 
@@ -193,6 +195,10 @@ class FinetuneSweep:
         about = "Cosine similarity of the two texts, by the model before fine-tuning"
         seconds = time.perf_counter() - start
         return BaselineResult(name=COSINE, description=about, predictions=predictions, seconds=seconds)
+
+    def _run_untuned(self, train: Sequence[Example]) -> list[BaselineResult]:
+        task_data = self.task_data
+        return run_untuned(self.tuning, task_data.task, train, task_data.eval_examples, self.ranks.device)
 
     def _raise_missing_base(self) -> NoReturn:
         raise CheckpointError(f"{self.tuning.base.path}: the base model was deleted during the run")

@@ -48,7 +48,7 @@ from pretune.runs.finetune.features import (
 )
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.example import Example, Prediction
-from pretune.tasks.predict import answer_perplexity
+from pretune.tasks.predict import compute_answer_scores
 from pretune.tasks.task import sample_subset
 from pretune.tasks.types import build_row, get_type
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
@@ -135,6 +135,7 @@ class FinetuneTrial:
         is_new = key not in shared_data
         if is_new:
             items = self.encoders.encode(self.train_examples)
+            self.notes += self.encoders.describe_counts(items)
             if distillation is not None and context.teacher is not None:
                 items = add_teacher_logits(items, context.teacher, distillation, self.precision)
             shared_data[key] = EncodedData(items)
@@ -216,6 +217,18 @@ class FinetuneTrial:
         self.outlook.add_predictions(len(examples), time.monotonic() - start)
         return [rank_predictions[place % ranks.world][place // ranks.world] for place in range(len(examples))]
 
+    @property
+    def selects_by_loss(self) -> bool:
+        """True if the best weights have the lowest loss of the answers, which are long to generate."""
+        return get_type(self.context.task_data.task).inputs.has_own_encoding
+
+    def _score_selection(self) -> dict[str, float]:
+        """Return the scores on the examples of selection."""
+        examples = self.selection_examples
+        if self.selects_by_loss:
+            return compute_answer_scores(self.model, self.encoders.encoders[0], examples, self.precision)
+        return compute_scores(self.context.task_data, examples, self.predict(examples))
+
     def compute_scores(self, examples: Sequence[Example], predictions: Sequence[Prediction]) -> dict[str, float]:
         """Return the official scores; for generation also the perplexity of the gold answers, on rank 0."""
         task_data = self.context.task_data
@@ -223,7 +236,7 @@ class FinetuneTrial:
         is_text = get_type(task_data.task).scoring.gold == "text" and not task_data.members
         if is_text and self.context.ranks.is_first:
             encoder = self.encoders.encoders[0]
-            scores["perplexity"] = answer_perplexity(self.model, encoder, examples, precision=self.precision)
+            scores |= compute_answer_scores(self.model, encoder, examples, self.precision)
         return scores
 
     def fit(
@@ -234,7 +247,7 @@ class FinetuneTrial:
         `lock` is the lock of the run, held by rank 0.
         """
         train, adapted_model, flops, outlook = self.tuning.train, self.adapted_model, self.count_flops, self.outlook
-        ranks, distillation, dev = self.context.ranks, adapted_model.distillation, self.selection_examples
+        ranks, distillation = self.context.ranks, adapted_model.distillation
         early_stopping = EarlyStopping(
             tensors=adapted_model.trained_tensors, patience=train.patience, hooks=adapted_model.unfreezing
         )
@@ -261,9 +274,9 @@ class FinetuneTrial:
             ),
             process=RunProcess(ranks, shutdown),
             evaluation=Evaluation(
-                evaluate=lambda loop: compute_scores(self.context.task_data, dev, self.predict(dev)),
+                evaluate=lambda loop: self._score_selection(),
                 every=outlook.eval_every,
-                compute_loss=lambda metrics: -get_headline(metrics),
+                compute_loss=lambda metrics: metrics["loss"] if self.selects_by_loss else -get_headline(metrics),
                 at_start=False,  # a random head gives no information
                 early_stopping=early_stopping,
                 overhead=outlook,

@@ -29,6 +29,7 @@ TASK_TYPES: "Registry[TaskType]" = Registry(
         "span": "pretune.tasks.types.span:SPAN",
         "choice": "pretune.tasks.types.choice:CHOICE",
         "generation": "pretune.tasks.types.text_to_text:GENERATION",
+        "instruction": "pretune.tasks.types.instruction:INSTRUCTION",
         "embedding": "pretune.tasks.types.embedding:EMBEDDING",
         "retrieval": "pretune.tasks.types.base:RETRIEVAL",
         "pairs": "pretune.tasks.types.base:MINIMAL_PAIRS",

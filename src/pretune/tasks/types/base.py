@@ -21,6 +21,7 @@ from pretune.core.errors import DataError, UsageError
 from pretune.core.log import format_count
 from pretune.metrics import METRIC_INPUTS, METRICS
 from pretune.metrics.classification import NO_LABEL, group_values
+from pretune.models.model import LanguageModel
 from pretune.models.spec import Model
 from pretune.tasks.encoding import EncodingRules, Floats, Items, PredictedLogits, read_classes
 from pretune.tasks.example import Example, Examples, Prediction, Predictions, format_example
@@ -71,13 +72,19 @@ class Inputs:
     second_text: SecondText = "optional"
 
     default_length = 128  # tokens of a sequence, if the model allows it
+    default_new_tokens = 64  # tokens of a generated answer
     pair_field = "pair"  # name of the second text in an error
+    has_own_encoding = False  # of generated answers, too
 
     def build_head(self, task: Task) -> TaskHead:
         """Return the head of a task."""
         raise UsageError(
             f"task '{task.name}' ({task.kind}) is for evaluation only; use `pretune evaluate`, or choose another task"
         )
+
+    def prepare_model(self, model: LanguageModel) -> LanguageModel:
+        """Return a model with what the type needs besides a head, before it is adapted."""
+        return model
 
     def encode(self, rules: EncodingRules, examples: Examples, *, training: bool) -> Items:
         """Encode examples; with `training` also their labels."""
@@ -94,6 +101,10 @@ class Inputs:
         if training and template.targets:
             read_classes(rules.task, examples)
         return [template.fill(example) for example in examples]
+
+    def get_end_tokens(self, rules: EncodingRules) -> tuple[int, ...]:
+        """Return the tokens that end a generated answer, for a type with its own encoding."""
+        raise NotImplementedError
 
     def describe_limits(self, task: Task, spec: Model) -> str:
         """Return a note on a model that suits the type badly; empty for others."""

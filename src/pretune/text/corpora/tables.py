@@ -9,7 +9,9 @@ the extra `parquet`.
 """
 
 import csv
+import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,6 +23,7 @@ from pretune.text.corpora.streams import Errors
 
 SEPARATORS = {"file": "", "block": "\n\n", "line": "\n"}
 """End of a document, for each unit of plain text."""
+_OBJECT_LIST = re.compile(r"\s*\[\s*\{")
 SINGLE_COLUMN = "\x1f"
 """Delimiter of a table with one column: a character that texts do not contain."""
 
@@ -118,6 +121,26 @@ def iter_jsonl_rows(chunks: Iterable[str], name: str, line: int = 1) -> Iterator
             raise DataError(f"{name}:{number}: bad JSON: nested too deeply, or a number of too many digits") from None
         if not isinstance(row, dict):
             raise DataError(f"{name}:{number}: expected a JSON object on each line, got {describe_type(row)}")
+        yield number, row
+
+
+def iter_json_rows(chunks: Iterable[str], name: str) -> Iterator[tuple[int, dict[str, object]]]:
+    """Yield (number, object) of a JSON list of objects, else (line, object) of JSON lines."""
+    stream = iter(chunks)
+    first = next(stream, "")
+    chunks = itertools.chain([first], stream)
+    if not _OBJECT_LIST.match(first):
+        yield from iter_jsonl_rows(chunks, name)
+        return
+    try:
+        rows = json.loads("".join(chunks))
+    except json.JSONDecodeError as fault:
+        raise DataError(f"{name}:{fault.lineno}: bad JSON at column {fault.colno}: {fault.msg}") from None
+    except (RecursionError, ValueError):
+        raise DataError(f"{name}: bad JSON: nested too deeply, or a number of too many digits") from None
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{name}:{number}: expected a list of JSON objects, got {describe_type(row)}")
         yield number, row
 
 
