@@ -68,6 +68,13 @@ def test_every_family(name: str, kind: Quantization, tmp_path: Path) -> None:
     small = pt.load(tmp_path, quantize=kind)
     assert is_quantized(small) and count_bytes(small) < count_bytes(original)
     assert not any(parameter.requires_grad for parameter in small.parameters())
+    later = pt.load(tmp_path)
+    quantize_model(later, kind)
+    while_loaded, afterwards = small.state_dict(), later.state_dict()
+    assert {*while_loaded} == {*afterwards}
+    assert all(
+        torch.equal(while_loaded[key].view(torch.uint8), afterwards[key].view(torch.uint8)) for key in afterwards
+    )
     expected, actual = torch.cat(read(original, SENTENCES, row=11)), torch.cat(read(small, SENTENCES, row=11))
     error = (actual - expected).norm() / expected.norm()
     assert 0 < error < {"int8": 0.05, "nf4": 0.5 if name in GATED else 0.4}[kind]

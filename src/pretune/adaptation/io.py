@@ -28,7 +28,15 @@ from pretune.adaptation.peft.io import (
     read_peft_head,
     save_adapter,
 )
-from pretune.adaptation.quantized import Quantization, count_bytes, is_quantized, quantize_model
+from pretune.adaptation.quantized import (
+    Quantization,
+    build_weight_quantizer,
+    check_quantization,
+    count_bytes,
+    count_parameters,
+    is_quantized,
+    quantize_model,
+)
 from pretune.adaptation.sentence_head import load_modules
 from pretune.adaptation.surgery import set_chat_template
 from pretune.core import config, io, log
@@ -180,18 +188,20 @@ class _LoadOptions(NamedTuple):
     device: torch.device | str = "cpu"
     head: Literal["tied"] | None = None
     chain: tuple[str, ...] = ()
+    quantize: Quantization | None = None  # of a model without adapter, while it is read
 
 
 def _load_and_quantize(
     directory: str | Path, options: _LoadOptions, quantize: Quantization | None
 ) -> tuple[LanguageModel | ModelWithHead, PeftMethod | None]:
-    model, method = _load(resolve_path(directory), options)
     if quantize is None:
-        return model, method
+        return _load(resolve_path(directory), options)
+    check_quantization(quantize)
+    model, method = _load(resolve_path(directory), options._replace(quantize=quantize))
     if method is not None and method.is_mergeable:
         method.merge(model.model if isinstance(model, ModelWithHead) else model)
         method = None
-    full_size = count_bytes(model)
+    full_size = count_parameters(model) * options.dtype.itemsize
     quantize_model(model, quantize)
     log.info(f"{quantize}: weights of {count_bytes(model) / 1e6:,.1f} MB instead of {full_size / 1e6:,.1f} MB")
     return model, method
@@ -220,7 +230,7 @@ def _load(folder: Path, options: _LoadOptions) -> tuple[LanguageModel | ModelWit
 def _load_base(folder: Path, base_info: Mapping[str, object], options: _LoadOptions) -> LanguageModel:
     """Load the base model of an adapter: of several directories, the one with the weights it was trained with."""
     places = find_base_directories(folder, base_info, options.base)
-    options = options._replace(base=None, head=None, chain=(*options.chain, os.path.realpath(folder)))
+    options = options._replace(base=None, head=None, quantize=None, chain=(*options.chain, os.path.realpath(folder)))
     for place in places[:-1]:
         try:
             model = _load_base_directory(place, folder, options)
@@ -269,7 +279,8 @@ def _load_peft_adapter(folder: Path, options: _LoadOptions) -> tuple[LanguageMod
 
 
 def _load_full_model(folder: Path, options: _LoadOptions) -> LanguageModel | ModelWithHead:
-    model = checkpoint.load(folder, dtype=options.dtype, device=options.device, head=options.head)
+    quantizer = None if options.quantize is None else build_weight_quantizer(options.quantize)
+    model = checkpoint.load(folder, dtype=options.dtype, device=options.device, head=options.head, on_weight=quantizer)
     saved_head = checkpoint.read_head(folder)
     if saved_head is None:
         return model

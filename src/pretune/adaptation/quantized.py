@@ -7,6 +7,7 @@ int8 keeps a scale per output, so that a weight is within 1/254 of the largest o
 quantized: products are computed in their precision.
 """
 
+from collections.abc import Callable
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -73,16 +74,39 @@ def quantize_model(model: LanguageModel | ModelWithHead, kind: Quantization) -> 
     Raises:
         UsageError: unknown kind.
     """
-    if kind not in QUANTIZATIONS:
-        raise UsageError(
-            f"quantize: unknown kind '{str(kind)[:40]}'{suggest(str(kind), QUANTIZATIONS)} (allowed: int8, nf4)"
-        )
+    check_quantization(kind)
     body = model.model if isinstance(model, ModelWithHead) else model
     for _, owner, name, linear in [*find_linears(body, TARGETS)]:
         if isinstance(linear, nn.Linear):
             setattr(owner, name, Linear8bit(linear) if kind == "int8" else Linear4bit(linear))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+
+
+def check_quantization(kind: str) -> None:
+    """Raise a UsageError for an unknown kind."""
+    if kind not in QUANTIZATIONS:
+        raise UsageError(
+            f"quantize: unknown kind '{str(kind)[:40]}'{suggest(str(kind), QUANTIZATIONS)} (allowed: int8, nf4)"
+        )
+
+
+def build_weight_quantizer(kind: Quantization) -> Callable[[LanguageModel, str], None]:
+    """Return a function that quantizes a linear layer of the blocks as soon as its weights are loaded.
+
+    The weights of a whole model are then never in memory at once.
+    """
+    places: dict[str, tuple[nn.Module, str]] = {}
+
+    def quantize_layer(model: LanguageModel, weight: str) -> None:
+        if not places:
+            places.update({path: (owner, name) for path, owner, name, _ in find_linears(model, TARGETS)})
+        owner, name = places.get(weight.rpartition(".")[0], (model, ""))
+        linear = getattr(owner, name, None)
+        if type(linear) is nn.Linear and not any(parameter.is_meta for parameter in linear.parameters()):
+            setattr(owner, name, Linear8bit(linear) if kind == "int8" else Linear4bit(linear))
+
+    return quantize_layer
 
 
 def is_quantized(model: nn.Module) -> bool:

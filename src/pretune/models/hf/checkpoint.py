@@ -4,7 +4,7 @@ Everything is checked before weights are allocated: the config against the suppo
 in the safetensors headers against the spec.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -83,10 +83,12 @@ def load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
     head: Literal["tied"] | None = None,
+    on_weight: Callable[[LanguageModel, str], None] | None = None,
 ) -> LanguageModel:
     """Load a Hugging Face or native model directory, in evaluation mode.
 
-    With `head="tied"` a decoder that was saved without its vocabulary head gets the tied one. Raises `CheckpointError`
+    With `head="tied"` a decoder that was saved without its vocabulary head gets the tied one. `on_weight` is called
+    with the model and the name of each weight, once it is there. Raises `CheckpointError`
     for a missing, damaged or unsupported directory.
     """
     if not dtype.is_floating_point:
@@ -106,6 +108,8 @@ def load(
         for name, part in zip(move.param_names, parts, strict=True):
             # NOTE: always a copy: the tensor is a view of the memory-mapped file, which may change.
             assign(model, name, part.to(device, dtype, copy=True, memory_format=torch.contiguous_format))
+            if on_weight is not None:
+                on_weight(model, name)
     for move in moves:
         if move.tensor_name not in tensors:
             for name in move.param_names:
