@@ -39,13 +39,15 @@ def test_a_weight_is_within_half_a_step() -> None:
     assert ((Linear8bit(layer).compute_weight() - layer.weight).abs() <= step / 2 * 1.0001).all()
 
 
+@pytest.mark.parametrize("inputs", [24, 128])
 @pytest.mark.parametrize("rows", [1, FEW_ROWS, FEW_ROWS + 1, 100])
-def test_products_are_those_of_the_dequantized_weight(rows: int) -> None:
-    layer = linear()
-    small, x = Linear8bit(layer), torch.randn(rows, 24, generator=torch.Generator().manual_seed(1))
+def test_products_are_those_of_the_dequantized_weight(rows: int, inputs: int) -> None:
+    layer = linear(inputs)
+    small, x = Linear8bit(layer), torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
     expected = nn.functional.linear(x, small.compute_weight(), layer.bias)
-    torch.testing.assert_close(small(x), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(small(x.view(1, rows, 24)), expected[None], rtol=1e-5, atol=1e-5)
+    # A few rows may be multiplied in bfloat16.
+    assert (small(x) - expected).norm() <= (0.01 if rows <= FEW_ROWS else 1e-5) * expected.norm()
+    torch.testing.assert_close(small(x.view(1, rows, inputs)), small(x)[None], rtol=0, atol=0)
 
 
 def test_zero_rows_stay_zero() -> None:

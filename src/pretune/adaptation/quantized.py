@@ -4,9 +4,10 @@
 
 int8 keeps a scale per output, so that a weight is within 1/254 of the largest of its row; nf4 is QLoRA's format
 (`peft.qlora`). Embeddings, norms, biases, vocabulary head and task head stay as they are. Activations are not
-quantized: products are computed in their precision.
+quantized: products are computed in their precision, those of a few rows on an x86-64 processor in bfloat16.
 """
 
+import platform
 from collections.abc import Callable
 from typing import ClassVar, Literal, get_args
 
@@ -18,6 +19,7 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.peft.base import TARGETS, find_linears
 from pretune.adaptation.peft.qlora import Linear4bit, Weight4bit
 from pretune.core.errors import UsageError, suggest
+from pretune.core.machine import release_memory
 from pretune.models.model import LanguageModel
 from pretune.nn.quantized_products import is_supported, multiply_int8
 
@@ -25,6 +27,9 @@ Quantization = Literal["int8", "nf4"]
 QUANTIZATIONS: tuple[str, ...] = get_args(Quantization)
 FEW_ROWS = 8
 """Tokens up to which a CPU multiplies int8 weights with torch's kernel; for more, dequantizing is faster."""
+
+KERNEL_INPUTS = 64
+"""Inputs of a layer must be a multiple of this for torch's kernel in bfloat16."""
 
 
 class Linear8bit(nn.Module):
@@ -55,7 +60,7 @@ class Linear8bit(nn.Module):
         with torch.autocast(device, enabled=False):
             if device == "cpu" and dtype == torch.float32 and x.numel() <= FEW_ROWS * self.in_features:
                 flat = x.reshape(-1, self.in_features)
-                y = torch._weight_int8pack_mm(flat, self.codes, scales).view(*x.shape[:-1], self.out_features)
+                y = _multiply_few(flat, self.codes, scales).view(*x.shape[:-1], self.out_features)
             elif is_supported(x, self.in_features):
                 y = multiply_int8(x.reshape(-1, self.in_features), self.codes, scales)
                 y = y.view(*x.shape[:-1], self.out_features)
@@ -83,6 +88,18 @@ def quantize_model(model: LanguageModel | ModelWithHead, kind: Quantization) -> 
         parameter.requires_grad_(False)
 
 
+def _multiply_few(rows: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """Multiply a few rows in fp32 with int8 weights on a CPU, by torch's kernel.
+
+    NOTE: on x86-64 it is fast in bfloat16 only: a tenth of the time, half of that of weights in fp32. Its sums are in
+    fp32; rounding adds 0.2 % to the 0.7 % of int8. It reads beyond the ends of rows whose length does not suit it.
+    """
+    if platform.machine() != "x86_64" or codes.shape[1] % KERNEL_INPUTS:
+        return torch._weight_int8pack_mm(rows, codes, scales)
+    ones = torch.ones(len(scales), dtype=torch.bfloat16)
+    return torch._weight_int8pack_mm(rows.bfloat16(), codes, ones).float() * scales
+
+
 def check_quantization(kind: str) -> None:
     """Raise a UsageError for an unknown kind."""
     if kind not in QUANTIZATIONS:
@@ -105,6 +122,7 @@ def build_weight_quantizer(kind: Quantization) -> Callable[[LanguageModel, str],
         linear = getattr(owner, name, None)
         if type(linear) is nn.Linear and not any(parameter.is_meta for parameter in linear.parameters()):
             setattr(owner, name, Linear8bit(linear) if kind == "int8" else Linear4bit(linear))
+            release_memory()  # of the weights in fp32, or they leave gaps
 
     return quantize_layer
 
