@@ -11,6 +11,7 @@ from pretune.models.catalog import resolve
 from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import GATE_BIAS, FanIn, Init, Normal, initialise
 from pretune.nn.characters import HighwayLayer
+from pretune.nn.layers import ZeroCenteredRMSNorm
 from pretune.nn.lstm import LSTMLayer
 from tests.contracts.tiny import CASES
 
@@ -37,7 +38,7 @@ def poisoned(model: LanguageModel) -> LanguageModel:
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_is_left(name: str) -> None:
-    """Memory full of NaN becomes weights; biases are 0, of highway gates `GATE_BIAS`, norms 1, all else is drawn."""
+    """Memory full of NaN becomes weights; biases are 0, of highway gates `GATE_BIAS`, norms multiply by 1."""
     spec = CASES[name]
     model = poisoned(build_empty(spec).to_empty(device="cpu"))
     initialise(model, spec.init, spec.depth, seed=1)
@@ -49,7 +50,8 @@ def test_nothing_is_left(name: str) -> None:
             if id(parameter) in drawn:  # LSTM layers: biases too
                 assert std(parameter) > 0
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
-                assert (parameter == (1.0 if path == "weight" else 0.0)).all()
+                is_factor = path == "weight" and not isinstance(module, ZeroCenteredRMSNorm)
+                assert (parameter == (1.0 if is_factor else 0.0)).all()
             elif path == "bias":
                 assert (parameter == (GATE_BIAS if id(module) in gates else 0.0)).all()
             else:

@@ -52,6 +52,14 @@ LAYER_TYPES = ["sliding_attention", "sliding_attention", "full_attention", "full
 ALBERT = ELECTRA
 GPT = {"vocab_size": VOCAB, "n_embd": 36, "n_layer": 3, "n_head": 4, "n_positions": 48}
 LLAMA = {**ENCODER, "hidden_size": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA = {
+    **LLAMA,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "sliding_window": 5,
+    "sliding_window_pattern": 2,
+    "query_pre_attn_scalar": 12,
+}
 MODERN = {**LLAMA, "num_hidden_layers": 5, "local_attention": 6}
 OPT = {
     "vocab_size": VOCAB,
@@ -225,6 +233,16 @@ CASES = [
     case("qwen3-windows", tf.Qwen3ForCausalLM, tf.Qwen3Config, LLAMA, num_key_value_heads=2, head_dim=8,
          use_sliding_window=True, sliding_window=5,
          layer_types=["sliding_attention", "full_attention", "sliding_attention"]),
+    case("smollm3", tf.SmolLM3ForCausalLM, tf.SmolLM3Config, LLAMA, num_key_value_heads=2, no_rope_layer_interval=2),
+    case("smollm3-windows", tf.SmolLM3ForCausalLM, tf.SmolLM3Config, LLAMA, num_key_value_heads=2, mlp_bias=True,
+         no_rope_layers=[0, 1, 0], use_sliding_window=True, sliding_window=4, rope_parameters=ROPE3),
+    case("gemma3", tf.Gemma3ForCausalLM, tf.Gemma3TextConfig, GEMMA),
+    case("gemma3-odd", tf.Gemma3ForCausalLM, tf.Gemma3TextConfig, GEMMA, num_key_value_heads=1, attention_bias=True,
+         query_pre_attn_scalar=20, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+         tie_word_embeddings=False, hidden_activation="silu", rope_parameters={
+             "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 8.0},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}),
+    case("gemma3-bare", tf.Gemma3TextModel, tf.Gemma3TextConfig, GEMMA),
     case("opt", tf.OPTForCausalLM, tf.OPTConfig, OPT),
     case("opt-350m-like", tf.OPTForCausalLM, tf.OPTConfig, OPT, do_layer_norm_before=False, word_embed_proj_dim=20),
     case("opt-plain", tf.OPTForCausalLM, tf.OPTConfig, OPT,

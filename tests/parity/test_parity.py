@@ -181,7 +181,7 @@ def test_back(case: Case, reference: Any, ours: Any, tmp_path: Path) -> None:
     again, info = case.cls.from_pretrained(tmp_path / "ours", attn_implementation="eager", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     expected, actual = run(reference, ours.spec.is_encoder_decoder), run(again.eval(), ours.spec.is_encoder_decoder)
-    torch.testing.assert_close(actual[0], expected[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=1e-6)
     third = pt.load(tmp_path / "ours")
     assert third.spec == ours.spec
     for (name, a), (_, b) in zip(ours.state_dict().items(), third.state_dict().items(), strict=True):

@@ -19,7 +19,7 @@ from pretune.nn.bidirectional_stack import BidirectionalRecurrent
 from pretune.nn.block import Block
 from pretune.nn.characters import CharacterCNN, HighwayLayer
 from pretune.nn.heads import Detector, Head, PairHead, Pooler, SpanBoundary, SpanHead, VocabularyHead
-from pretune.nn.layers import FeedForwardLayer, OffsetEmbedding
+from pretune.nn.layers import FeedForwardLayer, OffsetEmbedding, ZeroCenteredRMSNorm
 from pretune.nn.lstm import LSTMLayer
 from pretune.nn.mask_decoder import MaskDecoder
 from pretune.nn.positions import DistanceEmbedding, RelativePositions, Rotary
@@ -105,7 +105,8 @@ def initialise(model: nn.Module, init: Init, depth: int, seed: int) -> None:
             parameter_ids.add(id(parameter))
             with torch.no_grad():
                 if isinstance(module, nn.LayerNorm | nn.RMSNorm | SequenceNorm):
-                    parameter.fill_(1.0 if kind == "weight" else 0.0)
+                    is_factor = kind == "weight" and not isinstance(module, ZeroCenteredRMSNorm)
+                    parameter.fill_(1.0 if is_factor else 0.0)
                 elif isinstance(owner, LSTMLayer):
                     bound = 1 / math.sqrt(owner.hidden)
                     parameter.copy_(torch.empty(parameter.shape).uniform_(-bound, bound, generator=generator))

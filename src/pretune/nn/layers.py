@@ -195,12 +195,23 @@ class RMSNorm:
     """Root mean square normalization (Zhang and Sennrich, 2019): no mean, no bias."""
 
     eps: Positive[float] = 1e-6
+    zero_centered: bool = False  # factors are 1 + weight, so that weight decay pulls them to one
 
     def build(self, *, width: int) -> nn.Module:
-        return nn.RMSNorm(width, eps=self.eps)
+        return (ZeroCenteredRMSNorm if self.zero_centered else nn.RMSNorm)(width, eps=self.eps)
 
     def params(self, *, width: int) -> int:
         return width
+
+
+class ZeroCenteredRMSNorm(nn.RMSNorm):
+    """RMSNorm that multiplies by 1 + weight."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, 1 + self.weight, self.eps)
 
 
 Norm = LayerNorm | RMSNorm

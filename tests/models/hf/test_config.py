@@ -508,6 +508,7 @@ def test_every_key_is_tried_above(model_type: str) -> None:
     others = {
         "rope_scaling", "rope_theta", "partial_rotary_factor", "rotary_emb_base", "rotary_pct",  # spellings
         "global_rope_theta", "local_rope_theta", "global_attn_every_n_layers", "n_embed",
+        "sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq", "no_rope_layer_interval",
         "is_gated_act", "dense_act_fn",  # derived
     }  # fmt: skip
     for entry in layout_of(model_type).entries:

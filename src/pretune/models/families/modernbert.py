@@ -5,7 +5,15 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pretune.models.families.shared import Family, PaperDefaults, Size, read_rotary, write_rotary
+from pretune.models.families.shared import (
+    FULL,
+    SLIDING,
+    Family,
+    PaperDefaults,
+    Size,
+    read_layer_rotary,
+    write_rotary,
+)
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,
@@ -28,7 +36,6 @@ from pretune.nn.stack import MAX_LAYERS, Stack
 
 NORM = LayerNorm(bias=False)
 GLOBAL_ROTARY, LOCAL_ROTARY = Rotary(theta=160_000.0), Rotary(theta=10_000.0)
-GLOBAL, LOCAL = "full_attention", "sliding_attention"
 
 
 def build_spec(
@@ -86,23 +93,13 @@ def _read_layers(hf_config: HfConfig) -> SpecChanges:
     if depth > MAX_LAYERS:
         return {}  # the stack refuses it
     period = hf_config.read("global_attn_every_n_layers", check=check_size, default=3)
-    default_kinds = [LOCAL if i % period else GLOBAL for i in range(depth)]
-    kinds = hf_config.read_layer_types(default_kinds, (GLOBAL, LOCAL))
-    parameters = hf_config.read_object("rope_parameters")
-    for name in parameters:
-        allow_choices({GLOBAL: GLOBAL, LOCAL: LOCAL})("rope_parameters", name.rpartition(".")[2])
-    rotaries = {
-        kind: read_rotary(
-            HfConfig(hf_config | parameters), theta=default.theta, key=f"rope_parameters.{kind}", old_names=(old_name,)
-        )
-        for kind, default, old_name in (
-            (GLOBAL, GLOBAL_ROTARY, "global_rope_theta"),
-            (LOCAL, LOCAL_ROTARY, "local_rope_theta"),
-        )
-    }
+    default_kinds = [SLIDING if i % period else FULL for i in range(depth)]
+    kinds = hf_config.read_layer_types(default_kinds, (FULL, SLIDING))
+    local_rotary = read_layer_rotary(hf_config, SLIDING, theta=LOCAL_ROTARY.theta, old_name="local_rope_theta")
+    global_rotary = read_layer_rotary(hf_config, FULL, theta=GLOBAL_ROTARY.theta, old_name="global_rope_theta")
     window = hf_config.read("local_attention", check=check_size, default=128) // 2 + 1
-    blocks = build_blocks([kind == LOCAL for kind in kinds], window, rotaries[LOCAL])
-    return {"encoder.blocks": blocks, "encoder.position": rotaries[GLOBAL]}
+    blocks = build_blocks([kind == SLIDING for kind in kinds], window, local_rotary)
+    return {"encoder.blocks": blocks, "encoder.position": global_rotary}
 
 
 def _write_layers(spec: Model) -> dict[str, object]:
@@ -110,11 +107,11 @@ def _write_layers(spec: Model) -> dict[str, object]:
     attentions = [block.attention for block in spec.encoder.layers]
     local = next((attention for attention in attentions if attention.window), attentions[0])
     return {
-        "layer_types": [LOCAL if attention.window else GLOBAL for attention in attentions],
+        "layer_types": [SLIDING if attention.window else FULL for attention in attentions],
         "local_attention": 128 if local.window is None else 2 * (local.window - 1),
         "rope_parameters": {
-            GLOBAL: write_rotary(spec.encoder.position),
-            LOCAL: write_rotary(local.rotary or LOCAL_ROTARY),
+            FULL: write_rotary(spec.encoder.position),
+            SLIDING: write_rotary(local.rotary or LOCAL_ROTARY),
         },
     }
 

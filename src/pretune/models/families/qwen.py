@@ -7,10 +7,12 @@ from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     BIAS_KEY,
+    FULL,
     HEAD_WIDTH_KEY,
     PRE_NORM_NAMES,
     QK_NORM_NAMES,
     RMS_NORM_KEY,
+    SLIDING,
     Family,
     Size,
     build_decoder_training,
@@ -26,7 +28,6 @@ from pretune.nn.stack import MAX_LAYERS, Stack
 
 ROTARY = Rotary(theta=1_000_000.0)
 SPECIAL = Special(bos=151643, eos=(151643,))
-FULL, SLIDING = "full_attention", "sliding_attention"
 _SMALL = {"vocab": 151936, "tied": True}
 _LARGE = {"width": 5120, "heads": 40, "kv_heads": 8}
 

@@ -146,6 +146,8 @@ def build_encoder_keys(
     )
 
 
+ACTIVATION_KEYS: Mapping[str, object] = {"silu": "silu", **ACTIVATIONS}
+"""Names of activation functions in Llama-like decoders; the first match is written."""
 ENCODER_ACTIVATION = "encoder.blocks.*.feedforward.activation"
 
 ENCODER_NAMES = {
@@ -175,6 +177,9 @@ LARGE_SETTINGS = {"width": 1024, "depth": 24, "heads": 16}
 NO_CHANGES: SpecChanges = {}
 """Changes to the spec of a family, from which others are derived: path -> value."""
 
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of attention layers, in `layer_types`."""
 
 ROPE_SCALINGS = {"default": (), "linear": ("factor",), "llama3": ("factor", "low_freq_factor", "high_freq_factor")}
 """Supported values of rope_type and the numbers each requires; `llama3` also takes the original length."""
@@ -234,6 +239,15 @@ def read_rotary(
         fraction=fraction if rotary_fraction is None else rotary_fraction,
         scaling=_read_scaling(kind, get, hf_config.read("max_position_embeddings", check=check_size, default=2048)),
     )
+
+
+def read_layer_rotary(hf_config: HfConfig, kind: str, *, theta: float, old_name: str) -> Rotary:
+    """Return the rotary positions of one kind of layers, `FULL` or `SLIDING`; `old_name` was a key of their base."""
+    parameters = hf_config.read_object("rope_parameters")
+    for name in parameters:
+        allow_choices({FULL: FULL, SLIDING: SLIDING})("rope_parameters", name.rpartition(".")[2])
+    all_keys = HfConfig(hf_config | parameters)
+    return read_rotary(all_keys, theta=theta, key=f"rope_parameters.{kind}", old_names=(old_name,))
 
 
 def write_rotary(rotary: Rotary) -> dict[str, object]:
@@ -346,26 +360,40 @@ def derive_hidden(side: str, *names: str, default: int, key: str | None = None) 
 
 
 def build_llama_keys(
-    vocab: int = 32000, hidden: int = 11008, kv_heads: int | None = None, context: int = 2048
+    vocab: int = 32000,
+    hidden: int = 11008,
+    kv_heads: int | None = None,
+    context: int = 2048,
+    *,
+    width: int = 4096,
+    depth: int = 32,
+    heads: int = 32,
+    activation: str = "hidden_act",
+    layers: CustomKey | None = None,
 ) -> tuple[Key | CustomKey, ...]:
-    """Return the keys that Llama-like decoders share, with the defaults of a family's reference."""
-    return (
+    """Return the keys that Llama-like decoders share, with the defaults of a family's reference.
+
+    `activation` is the name of its key. `layers` are the keys of blocks and positions that differ by layer, which are
+    read before those that set a field of all; None: all layers have the same.
+    """
+    default_activation = "silu" if activation == "hidden_act" else "gelu_tanh"
+    keys = (
         Key("vocab_size", ("vocab",), vocab),
-        Key("hidden_size", ("width",), 4096),
+        Key("hidden_size", ("width",), width),
         Key("intermediate_size", ("decoder.blocks.*.feedforward.hidden",), hidden),
-        Key("num_hidden_layers", ("decoder.depth",), 32),
-        Key("num_attention_heads", ("decoder.blocks.*.attention.heads",), 32),
-        CustomKey(("num_key_value_heads",), partial(_read_kv_heads, kv_heads), _write_kv_heads),
-        Key("hidden_act", ("decoder.blocks.*.feedforward.activation",), "silu", {"silu": "silu", **ACTIVATIONS}),
+        Key("num_hidden_layers", ("decoder.depth",), depth),
+        Key("num_attention_heads", ("decoder.blocks.*.attention.heads",), heads),
+        CustomKey(("num_key_value_heads",), partial(_read_kv_heads, kv_heads, heads), _write_kv_heads),
+        Key(activation, ("decoder.blocks.*.feedforward.activation",), default_activation, ACTIVATION_KEYS),
         Key("attention_dropout", ("decoder.blocks.*.attention.dropout",), 0.0),
         Key("initializer_range", ("init.std",), 0.02),
         Key("max_position_embeddings", ("context",), context),
-        build_rope_key(),
     )
+    return (*keys, build_rope_key()) if layers is None else (layers, *keys)
 
 
-def _read_kv_heads(default: int | None, hf_config: HfConfig) -> SpecChanges:
-    heads = hf_config.read("num_attention_heads", check=check_size, default=32)
+def _read_kv_heads(default: int | None, default_heads: int, hf_config: HfConfig) -> SpecChanges:
+    heads = hf_config.read("num_attention_heads", check=check_size, default=default_heads)
     kv_heads = hf_config.read("num_key_value_heads", check=allow_null(check_size), default=default)
     return {"decoder.blocks.*.attention.kv_heads": None if kv_heads in (None, heads) else kv_heads}
 
@@ -375,12 +403,13 @@ def _write_kv_heads(spec: Model) -> dict[str, object]:
     return {"num_key_value_heads": attention.kv_heads or attention.heads}
 
 
-def build_head_width_key(default: int | None = None) -> CustomKey:
+def build_head_width_key(default: int | None = None, *, width: int = 4096, heads: int = 32) -> CustomKey:
     """Return the key of the head width, which is None in a spec if it follows from width and heads."""
+    default_width, default_heads = width, heads
 
     def read(hf_config: HfConfig) -> SpecChanges:
-        width = hf_config.read("hidden_size", check=check_size, default=4096)
-        heads = hf_config.read("num_attention_heads", check=check_size, default=32)
+        width = hf_config.read("hidden_size", check=check_size, default=default_width)
+        heads = hf_config.read("num_attention_heads", check=check_size, default=default_heads)
         head_width = hf_config.read("head_dim", check=allow_null(check_size), default=default)
         is_derived = head_width is None or heads * head_width == width
         return {"decoder.blocks.*.attention.head_width": None if is_derived else head_width}
