@@ -59,14 +59,14 @@ SLOW_CASES = {
     "tests/inference/test_decode.py": (
         "t5v1.1-base mt5-base t5-table-enc-dec-half t5-table-enc-dec t5-table-enc-dec-shared olmo-1b mbart-large "
         "mass-base gpt3-125m llama-7b llama2-7b llama2-70b llama3-1b olmo-7b gpt3-1.3b opt-125m t5-table-lm bloom-560m "
-        "xglm-564M qwen2-0.5b qwen3-0.6b"
+        "xglm-564M qwen2-0.5b qwen3-0.6b gemma3-1b gemma3-270m"
     ),
     "tests/adaptation/test_extra_layers.py": (
         "xlm-roberta-base babyberta-base miniberta-base electra-small gpt3-125m llama-7b llama2-7b llama2-70b "
         "llama3-1b olmo-1b olmo-7b gpt3-1.3b t5v1.1-base mass-base electra-small-generator opt-125m mt5-base "
         "t5-table-enc-dec t5-table-enc-dec-half t5-table-lm mbart-large distilbert-base tinybert-4 deberta-v3-base "
         "spanbert-base bloom-560m xglm-564M xlm-mlm-en-2048 roberta-base electra-base olmo2-7b mistral-7b "
-        "qwen2-0.5b qwen2-7b qwen3-0.6b"
+        "qwen2-0.5b qwen2-7b qwen3-0.6b smollm3-3b gemma3-1b"
     ),
     "tests/text/test_tokenizer_encode.py": "characters words",
     "tests/parity/test_parity.py": (
@@ -78,7 +78,8 @@ SLOW_CASES = {
         "gpt-bare gpt2-inner gpt2-untied gpt2-bare llama-tied llama-linear mistral-full olmo opt opt-plain "
         "pythia-serial mpt-six-heads t5-deep-decoder t5-untied-scaled t5-bare mt5 mt5-tied bart-odd bart-bare "
         "xlnet-odd xlnet-untied xlnet-bare distilbert-sinusoidal distilbert-bare deberta-new-head deberta-separate "
-        "deberta-untied deberta-p2c deberta-content deberta-bare qwen2-tied-linear qwen2-all-windows qwen3-wide"
+        "deberta-untied deberta-p2c deberta-content deberta-bare qwen2-tied-linear qwen2-all-windows qwen3-wide "
+        "smollm3 gemma3 gemma3-bare"
     ),
     "tests/parity/test_heads.py": (
         "DistilBert-TokenClassification DistilBert-QuestionAnswering DistilBert-MultipleChoice "

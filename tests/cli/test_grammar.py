@@ -67,7 +67,7 @@ def test_the_help_shows_the_first_steps_in_their_order(capsys: Capture) -> None:
     assert main([]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     steps = [parsed(line)[0] for line in lines if line.startswith("pretune ")]
-    assert steps == ["quickstart", "tokenizer", "prepare", "pretrain", "finetune", "predict"]
+    assert steps == ["quickstart", "pretrain", "finetune", "predict"]
 
 
 def test_the_help_answers_at_once() -> None:

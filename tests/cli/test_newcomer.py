@@ -18,8 +18,8 @@ from tests.conftest import Capture, Patch
 from tests.runs import tasked
 
 MINE = {"texts/": "letters", "TEXTS/": "letters", "TABLE.csv": "judged.csv", "labelled.csv": "judged.csv",
-        "new.csv": "unread.csv", "NEW.csv": "unread.csv"}  # fmt: skip
-"""What the output calls files -> those of the newcomer."""
+        "new.csv": "unread.csv", "NEW.csv": "unread.csv", "10m": "40s"}  # fmt: skip
+"""What the output calls files -> those of the newcomer, who has no ten minutes."""
 
 
 class Newcomer:
@@ -88,15 +88,13 @@ def replaced(words: list[str], **others: str) -> list[str]:
 def test_from_texts_and_a_table_to_predictions(capsys: Capture, monkeypatch: Patch) -> None:
     me = Newcomer(capsys, monkeypatch)
     assert me.types(["pretune"]) == 0  # what someone types who knows nothing
-    for verb in ("tokenizer", "prepare", "pretrain", "finetune", "predict"):
+    for verb in ("pretrain", "finetune", "predict"):
         assert re.search(rf"^  {verb} +[A-Z]", me.out, re.MULTILINE)  # a line on what it does
-    first = me.suggested("tokenizer")
+    first = me.suggested("pretrain")
 
-    assert me.types(replaced(first, tokenizer="tokeniser")) == 2
-    right = me.is_told(r"'tokeniser'.*?'(\w+)'")[1]
-    assert me.types(replaced(first, tokenizer=right)) == 0
-    me.does("prepare")
-    me.does("pretrain")
+    assert me.types(replaced(first, pretrain="pretrian")) == 2
+    right = me.is_told(r"'pretrian'.*?'(\w+)'")[1]
+    assert me.types(replaced(first, pretrain=right)) == 0
     words = me.suggested("finetune")
 
     assert me.types(words) == 3  # the columns have names of their own
@@ -127,7 +125,15 @@ def test_from_texts_and_a_table_to_predictions(capsys: Capture, monkeypatch: Pat
 def test_too_little_text_is_told_before_anything_is_learnt(capsys: Capture, monkeypatch: Patch) -> None:
     me = Newcomer(capsys, monkeypatch)
     assert me.types(["pretune", "--help"]) == 0
-    first = me.suggested("tokenizer")
+    recipe = me.suggested("pretrain")
+    assert me.types(replaced(recipe, letters="one")) == 3
+    assert (
+        re.search(r"^pretune: error: .*tokens.*add text", me.err, re.MULTILINE)
+        and not Path("runs/base/run.json").exists()
+    )
+    assert me.types([*recipe, "--dry-run"]) == 0
+
+    first = ["pretune", "tokenizer", "letters", "--out", "tok"]  # the longer way
     assert me.types(replaced(first, letters="one")) == 0
     assert "warning: " in me.err
     me.does("prepare")

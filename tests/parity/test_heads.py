@@ -95,6 +95,9 @@ CASES = [
            *rest[:2], **rest[2]) for name, prefix, *rest in DECODERS for form in FORMS[:3]),
     *(case(f"{name}-{form}", getattr(tf, f"{prefix}For{form}"), *rest[:2], **rest[2])
       for name, prefix, *rest in TWO_FORMS for form in (FORMS[0], FORMS[2])),
+    case("gemma3", tf.Gemma3TextForSequenceClassification, tf.Gemma3TextConfig,
+         {**LLAMA, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 5}),
+    case("smollm3", tf.SmolLM3ForTokenClassification, tf.SmolLM3Config, LLAMA, num_key_value_heads=2),
     case("qwen2", tf.Qwen2ForQuestionAnswering, tf.Qwen2Config, LLAMA, num_key_value_heads=2),
     case("gpt", tf.OpenAIGPTForSequenceClassification, tf.OpenAIGPTConfig, GPT_),
     case("olmo", tf.OlmoForSequenceClassification, tf.OlmoConfig, LLAMA),

@@ -40,8 +40,8 @@ def losses(monkeypatch: Patch) -> None:
     """Validation losses that fall until the step of the trigger; perplexities are those of the model."""
     real = pretrain_run.build_evaluator
 
-    def evaluator(*given: Any) -> Callable[[Loop], dict[str, float] | None]:
-        work = real(*given)
+    def evaluator(*given: Any, **options: Any) -> Callable[[Loop], dict[str, float] | None]:
+        work = real(*given, **options)
 
         def evaluate(loop: Loop) -> dict[str, float] | None:
             found, step = work(loop), loop.state.step
