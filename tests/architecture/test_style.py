@@ -161,7 +161,7 @@ def unlisted(folder: Path, registry: Registry[object], others: set[str]) -> set[
 
 
 def test_every_family_file_is_listed() -> None:
-    assert unlisted(FAMILIES, families(), {"shared"}) == set()
+    assert unlisted(FAMILIES, families(), {"shared", "shared_rotary"}) == set()
 
 
 def test_families_share_only_specs_and_neutral_parts() -> None:

@@ -15,7 +15,11 @@ from tests.inference import speakers
 from tests.runs import tasked
 
 SHORT = {
-    "pretrain": {"--budget 10m": "--budget 10m --dry-run"},  # tests/runs/recipes runs it
+    "pretrain": {
+        "encoder --text texts/ --budget 10m --out runs/mine": (
+            f"bert-tiny --data data/books --steps 1 {shlex.join(world.SMALL)} --out runs/books"
+        )
+    },
     "generate": {"--max-new-tokens 40": "--max-new-tokens 8"},  # the writer here has few positions
     "finetune": {"--task sst2": "--train reviews.csv --steps 1 --baselines none"},
 }
@@ -32,9 +36,8 @@ ELSEWHERE = {
 def lay_out() -> None:
     """The files that the examples name."""
     texts = [*tasked.corpus(40), "Kids play in the park.", "They play the violin."]
-    for folder in ("books", "texts"):
-        Path(folder).mkdir()
-        Path(folder, "one.txt").write_text("\n\n".join(texts))
+    Path("books").mkdir()
+    Path("books/one.txt").write_text("\n\n".join(texts))
     with gzip.open("news.jsonl.gz", "wt") as file:
         file.write("".join(json.dumps({"text": f"{text} Today."}) + "\n" for text in texts))
     Path("sentences.txt").write_text("\n".join(world.LINES))

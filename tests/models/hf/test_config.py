@@ -137,6 +137,30 @@ QWEN3 = {
     "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rope_scaling": None,
     "rope_theta": 1000000, "sliding_window": None, "vocab_size": 151936,
 }  # fmt: skip
+SMOLLM3 = {
+    **QWEN2,
+    "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "bos_token_id": None, "eos_token_id": 128001,
+    "hidden_size": 2048, "intermediate_size": 11008, "layer_types": ["full_attention"] * 36,
+    "max_position_embeddings": 65536, "mlp_bias": False, "model_type": "smollm3", "no_rope_layer_interval": 4,
+    "no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
+    "pad_token_id": 128004, "pretraining_tp": 2, "rope_scaling": None, "rope_theta": 5000000.0,
+    "sliding_window": None, "tie_word_embeddings": True, "vocab_size": 128256,
+}  # fmt: skip
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "attn_logit_softcapping": None, "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+    "final_logit_softcapping": None, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152,
+    "initializer_range": 0.02, "intermediate_size": 6912, "max_position_embeddings": 32768,
+    "model_type": "gemma3_text", "num_attention_heads": 4, "num_hidden_layers": 26, "num_key_value_heads": 1,
+    "pad_token_id": 0, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000,
+    "rope_scaling": None, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6,
+    "torch_dtype": "bfloat16", "use_cache": True, "vocab_size": 262144,
+}  # fmt: skip
+_GEMMA3_4B = {
+    **GEMMA3, "hidden_size": 2560, "intermediate_size": 10240, "max_position_embeddings": 131072,
+    "num_attention_heads": 8, "num_hidden_layers": 34, "num_key_value_heads": 4, "sliding_window": 1024,
+    "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "vocab_size": 262208,
+}  # fmt: skip
 OPT = {
     "_name_or_path": "facebook/opt-125m", "_remove_final_layer_norm": False, "activation_dropout": 0.0,
     "activation_function": "relu", "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
@@ -334,6 +358,18 @@ PUBLISHED: dict[str, tuple[dict[str, Any], Model]] = {
     "OLMo-2-1124-7B": (OLMO2, resolve("olmo2-7b")),
     "Qwen2-7B": (QWEN2, resolve("qwen2-7b", {"context": 131072})),
     "Qwen3-8B-Base": (QWEN3, resolve("qwen3-8b")),
+    "SmolLM3-3B-Base": (SMOLLM3, resolve("smollm3-3b")),
+    "gemma-3-1b-pt": (GEMMA3, resolve("gemma3-1b")),
+    "gemma-3-4b-pt": (
+        _GEMMA3_4B,
+        resolve(
+            "gemma3-1b",
+            {
+                "width": 2560, "depth": 34, "heads": 8, "kv_heads": 4, "hidden": 10240, "vocab": 262208, "window": 1024,
+                "context": 131072, "decoder.position.scaling": LinearScaling(factor=8.0),
+            },
+        ),
+    ),
     "opt-125m": (OPT, resolve("opt-125m")),
     "opt-350m": (
         {

@@ -6,18 +6,15 @@ from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     BIAS_KEY,
-    FULL,
     QK_NORM_NAMES,
-    SLIDING,
     Family,
     Size,
     build_decoder_training,
     build_head_width_key,
     build_llama_keys,
     build_llama_layout,
-    read_layer_rotary,
-    write_rotary,
 )
+from pretune.models.families.shared_rotary import FULL, SLIDING, read_layer_rotary, write_rotary
 from pretune.models.hf.config import (
     CustomKey,
     FixedKey,
@@ -132,9 +129,9 @@ LAYER_KEYS = CustomKey(
 
 
 def _read_scale(hf_config: HfConfig) -> SpecChanges:
-    squared = hf_config.read("query_pre_attn_scalar", check=check_size, default=256)
+    divisor = hf_config.read("query_pre_attn_scalar", check=check_size, default=256)
     head_width = hf_config.read("head_dim", check=check_size, default=256)
-    return {"decoder.blocks.*.attention.scale": None if squared == head_width else squared**-0.5}
+    return {"decoder.blocks.*.attention.scale": None if divisor == head_width else divisor**-0.5}
 
 
 def _write_scale(spec: Model) -> dict[str, object]:
@@ -168,6 +165,7 @@ gemma3 = Family(
             "gemma3_text",
             "Gemma3",
             template=build_spec,
+            ignored_keys=frozenset({"cache_implementation"}),
             entries=(
                 *build_llama_keys(
                     262208,

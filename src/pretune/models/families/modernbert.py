@@ -6,14 +6,11 @@ from functools import partial
 from typing import Any
 
 from pretune.models.families.shared import (
-    FULL,
-    SLIDING,
     Family,
     PaperDefaults,
     Size,
-    read_layer_rotary,
-    write_rotary,
 )
+from pretune.models.families.shared_rotary import FULL, SLIDING, read_layer_rotary, write_rotary
 from pretune.models.hf.config import (
     ACTIVATIONS,
     CustomKey,

@@ -8,8 +8,8 @@ from pretune.models.families.shared import (
     Size,
     build_decoder_classes,
     build_decoder_training,
-    build_rope_key,
 )
+from pretune.models.families.shared_rotary import build_rope_key
 from pretune.models.hf.config import ACTIVATIONS, Key
 from pretune.models.hf.weights import InterleavedPacking, Layout, define_score_head, define_token_heads, fuse_qkv
 from pretune.models.spec import Model, Special

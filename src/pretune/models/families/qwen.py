@@ -7,12 +7,10 @@ from pretune.core import config
 from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     BIAS_KEY,
-    FULL,
     HEAD_WIDTH_KEY,
     PRE_NORM_NAMES,
     QK_NORM_NAMES,
     RMS_NORM_KEY,
-    SLIDING,
     Family,
     Size,
     build_decoder_training,
@@ -20,6 +18,7 @@ from pretune.models.families.shared import (
     build_llama_keys,
     build_llama_layout,
 )
+from pretune.models.families.shared_rotary import FULL, SLIDING
 from pretune.models.hf.config import CustomKey, HfConfig, Key, SpecChanges, allow_null, check_flag, check_size
 from pretune.models.spec import Model, Special
 from pretune.nn.layers import PerHead, RMSNorm

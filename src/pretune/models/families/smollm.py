@@ -7,17 +7,14 @@ from pretune.models.families.llama import build_spec as build_llama_spec
 from pretune.models.families.shared import (
     ADAM_LARGE,
     BIAS_KEY,
-    FULL,
     RMS_NORM_KEY,
-    SLIDING,
     Family,
     Size,
     build_decoder_training,
     build_llama_keys,
     build_llama_layout,
-    read_rotary,
-    write_rotary,
 )
+from pretune.models.families.shared_rotary import FULL, SLIDING, read_rotary, write_rotary
 from pretune.models.hf.config import (
     CustomKey,
     HfConfig,
@@ -72,7 +69,7 @@ def build_spec(
         spec,
         {
             "family": "smollm3",
-            "special": Special(pad=128004, bos=128000, eos=(128012,)),
+            "special": Special(pad=128004, eos=(128001,)),
             "decoder.position": None,
             "decoder.blocks": build_blocks(spec.first_block, has_rotary, ROTARY, [None] * depth),
         },
@@ -147,6 +144,7 @@ smollm3 = Family(
         "smollm3",
         "SmolLM3",
         template=_build_template,
+        ignored_keys=frozenset({"max_window_layers"}),
         entries=(
             *build_llama_keys(128256, 11008, 4, 32768, width=2048, depth=36, heads=16, layers=LAYER_KEYS),
             RMS_NORM_KEY,
