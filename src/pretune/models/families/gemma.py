@@ -151,13 +151,14 @@ gemma3 = Family(
     training=build_decoder_training(
         length=4096,
         batch_tokens=4_194_304,
+        tokens=2e12,
         lr=3e-4,
         width=4096,
         warmup=2_000,
         tokenizer=("bpe", "endoftext", 262_144),
     ),
     sizes={
-        "270m": Size({"width": 640, "depth": 18, "hidden": 2048}, 268_098_176),
+        "270m": Size({"width": 640, "depth": 18, "hidden": 2048}, 268_098_176, training={"tokens": 6e12}),
         "1b": Size({}, 999_885_952),
     },
     layout=replace(

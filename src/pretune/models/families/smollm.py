@@ -131,6 +131,7 @@ smollm3 = Family(
     training=build_decoder_training(
         length=4096,
         batch_tokens=2_359_296,
+        tokens=11.2e12,
         lr=2e-4,
         width=2048,
         warmup=2_000,
