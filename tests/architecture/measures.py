@@ -13,8 +13,8 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 66_000,
-    "files": 448,
+    "code lines": 68_500,
+    "files": 460,
     "import circles": 0,
     "functions of 60 and more lines": 3,
     "functions with 12 and more arguments": 12,
@@ -25,9 +25,9 @@ CEILINGS = {
     "files to the first step of pretrain": 76,
     "files to the first step of finetune": 89,
     "fields of Trainer": 10,
-    "methods of TaskType": 22,
+    "methods of TaskType": 20,
     "fields of TaskType": 8,
-    "code lines of tests": 58_800,
+    "code lines of tests": 62_000,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")
