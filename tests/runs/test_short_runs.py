@@ -165,5 +165,7 @@ def test_the_command_line_says_which(data: Path, capsys: Capture) -> None:
     out, err = run_command(capsys, words)
     assert err == "" and "kind: muon" in out and "--paper" in out and "pretrain encoder" in out
     assert "kind: adam_w" in run_command(capsys, [*words, "--paper"])[0]
-    for other in ("modernbert", "gpt2"):  # which do not stay at frequencies
-        assert "pretrain encoder" not in run_command(capsys, ["pretrain", other, *words[2:]])[0]
+    assert "--from" in run_command(capsys, ["pretrain", "modernbert", *words[2:]])[0]
+    for other, tokens in (("modernbert", "4M"), ("gpt2", "1M")):  # which get beyond frequencies
+        words = ["pretrain", other, f"--data={data}", f"--tokens={tokens}", "--device=cpu", "--dry-run"]
+        assert "probably" not in run_command(capsys, words)[0]

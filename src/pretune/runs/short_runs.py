@@ -16,23 +16,16 @@ import torch
 from pretune.core.config import get_kind
 from pretune.core.log import format_number
 from pretune.models import catalog
-from pretune.nn.positions import LearnedEmbedding
 from pretune.objectives.distill import Distill
 from pretune.runs.config import PretrainConfig, merge_settings
 from pretune.runs.defaults import PaperRequest, estimate_steps
 from pretune.runs.estimate import compute_training_flops
 from pretune.runs.recipes.facts import START_SECONDS, DeviceFacts
 from pretune.runs.recipes.plan import PlannedRun, PlanRecord
-from pretune.runs.recipes.rules import NEW_WEIGHTS, Regularization
+from pretune.runs.recipes.rules import NEW_WEIGHTS, Regularization, describe_plateau
 
 PAPER_SHARE = 0.01
 """Share of the paper's tokens from which a run takes the paper's settings."""
-PLATEAU_TOKENS, PAPER_PLATEAU_TOKENS = 50e6, 250e6
-"""Tokens that post-norm encoders with learned positions need to get beyond the frequencies of words (bench/log.md).
-
-With fitted settings bert-mini was beyond them after 150M tokens, and larger batches began to be at 49M; with the
-paper's it was not after 234M.
-"""
 
 
 def plan_named_run(request: PaperRequest, takes_paper: bool, device: torch.device, count: int = 1) -> PlannedRun:
@@ -50,7 +43,7 @@ def plan_named_run(request: PaperRequest, takes_paper: bool, device: torch.devic
         )
         comparison = f"about {format_number(tokens)} tokens are {comparison}"
     is_fitted = is_short and not takes_paper
-    warning = _warn_of_plateau(request, config, tokens, PLATEAU_TOKENS if is_fitted else PAPER_PLATEAU_TOKENS)
+    warning = describe_plateau(config, tokens, is_paper=not is_fitted)
     if not is_fitted:
         reason = f"settings of the paper: {'--paper' if takes_paper else comparison}"
         return PlannedRun(config, None, reason, warning)
@@ -112,18 +105,3 @@ def _describe_settings(config: PretrainConfig) -> str:
     train = config.train
     names = [get_kind(train.optimizer), f"rate {train.lr:g}", f"{get_kind(train.schedule)} schedule"]
     return f"settings of a short run ({train.batch_tokens:,} tokens a step, {', '.join(names)})"
-
-
-def _warn_of_plateau(request: PaperRequest, config: PretrainConfig, tokens: float, limit: float) -> str:
-    """Return a line if the run is expected to learn no more than the frequencies of words, else nothing."""
-    model = config.model
-    has_learned_positions = any(
-        isinstance(getattr(stack, "position", None), LearnedEmbedding) for stack in model.stacks
-    )
-    if model.shape != "encoder" or not model.is_post_norm or not has_learned_positions or tokens >= limit:
-        return ""
-    return (
-        f"with about {format_number(tokens)} tokens {model.family} will probably learn little more than the "
-        f"frequencies of words (post-norm encoders with learned positions need about {format_number(limit)}); "
-        f"`pretune pretrain encoder --data {request.data.path} --budget 10m` uses the context sooner"
-    )

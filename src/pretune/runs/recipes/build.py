@@ -29,6 +29,7 @@ from pretune.runs.recipes.facts import START_SECONDS, DeviceFacts, Facts, TextFa
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
 from pretune.runs.recipes.plan import PlannedRun, PlanRecord, RecipePlan, SizeEstimate
 from pretune.runs.recipes.recipe import ShapeRecipe, choose_tokenizer
+from pretune.runs.recipes.rules import describe_plateau
 from pretune.runs.recipes.timing import measure_token_seconds
 from pretune.runs.training_data import DataFacts
 from pretune.text.tokenizer import Tokenizer
@@ -157,7 +158,8 @@ def plan_run(
         plan.note("tokenizer", tokenizer_choice.value, tokenizer_choice.reason)
     for choice in plan.choices.values():
         log.info(str(choice))
-    return PlannedRun(config=config, plan=describe_plan(options, plan, size))
+    warning = describe_plateau(config, size.tokens) if initial is None else ""
+    return PlannedRun(config, describe_plan(options, plan, size), warning=warning)
 
 
 def select_settings(plan: RecipePlan, objective: str | None, initial: InitialModel | None) -> dict[str, object]:

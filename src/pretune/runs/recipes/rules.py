@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pretune.core.log import format_number
+from pretune.nn.positions import LearnedEmbedding
+from pretune.runs.config import PretrainConfig
 
 BATCH_FACTOR = 3.8
 """Tokens of a step, in square roots of the tokens of the run: 32,768 at 100M tokens, 65,536 at 300M.
@@ -20,6 +22,14 @@ MIN_STEPS = 300
 MIN_BATCH, MAX_BATCH = 1024, 131_072
 WIDEST = 1024
 """Wider models train at rates that fall with their width; up to here, one rate was level."""
+PLATEAU_TOKENS = 3e6
+"""Tokens after which encoders get beyond the frequencies of words; a small ModernBERT needed 2M to 3M."""
+POST_NORM_TOKENS, PAPER_POST_NORM_TOKENS = 50e6, 250e6
+"""Those of post-norm encoders with learned positions, by these settings and by those of papers.
+
+With these settings bert-mini was beyond the frequencies after 150M tokens, and larger batches began to be at 49M; with
+the paper's it was not after 234M.
+"""
 Extras = Mapping[str, tuple[Any, str]]
 """Value and reason of settings by path."""
 
@@ -74,6 +84,23 @@ NEW_WEIGHTS = TrainingRules(
 """Settings of training from random weights."""
 TRAINED_WEIGHTS = TrainingRules(lr=1e-3, warmup=0.05, reason=f"a third of that of new weights, {NEW_WEIGHTS.lr:g}")
 """Settings of training a model further."""
+
+
+def describe_plateau(config: PretrainConfig, tokens: float, *, is_paper: bool = False) -> str:
+    """Return a line if an encoder is expected to learn no more than the frequencies of words, else nothing."""
+    model, shapes = config.model, config.objective.shapes
+    if model.shape != "encoder" or model.shape not in shapes:
+        return ""
+    limit, remedy = PLATEAU_TOKENS, "train longer, or start from a trained encoder (--from)"
+    if model.is_post_norm and any(isinstance(getattr(s, "position", None), LearnedEmbedding) for s in model.stacks):
+        limit = PAPER_POST_NORM_TOKENS if is_paper else POST_NORM_TOKENS
+        remedy = f"`pretune pretrain encoder --data {config.data.path} --budget 10m` uses the context sooner"
+    if tokens >= limit:
+        return ""
+    return (
+        f"with about {format_number(tokens)} tokens {model.family} will probably learn little more than the "
+        f"frequencies of words: context comes after about {format_number(limit)}; {remedy}"
+    )
 
 
 def round_to_power(value: float, low: int, high: int) -> int:
