@@ -16,6 +16,7 @@ import torch
 from pretune.core.config import get_kind
 from pretune.core.log import format_number
 from pretune.models import catalog
+from pretune.models.families.shared import PaperDefaults
 from pretune.objectives.distill import Distill
 from pretune.runs.config import PretrainConfig, merge_settings
 from pretune.runs.defaults import PaperRequest, estimate_steps
@@ -31,9 +32,9 @@ PAPER_SHARE = 0.01
 def plan_named_run(request: PaperRequest, takes_paper: bool, device: torch.device, count: int = 1) -> PlannedRun:
     """Return the settings of a run on `count` devices, fitted ones if it is short, and their source in words."""
     config = request.build()
-    if exemption := _find_exemption(config):
-        return PlannedRun(config, None, f"settings of the paper: {exemption}")
     paper, is_short = request.get_paper(config.model), False
+    if exemption := _find_exemption(config, paper):
+        return PlannedRun(config, None, f"settings of the paper: {exemption}")
     tokens = _estimate_tokens(request, config, device, count)
     comparison = "the length of its run is unknown"
     if paper is not None and paper.tokens is not None:
@@ -75,7 +76,7 @@ def list_fitted(plan: Mapping[str, Any] | None) -> dict[str, object]:
     return {choice["path"]: choice["value"] for choice in plan["choices"]}
 
 
-def _find_exemption(config: PretrainConfig) -> str:
+def _find_exemption(config: PretrainConfig, paper: PaperDefaults | None) -> str:
     """Return the reason for which a run of any length takes the paper's settings, or nothing."""
     model, shapes = config.model, config.objective.shapes
     if config.train.init_from is not None:
@@ -86,6 +87,9 @@ def _find_exemption(config: PretrainConfig) -> str:
         return "others are measured for attention only"
     if model.shape not in shapes and "generator-discriminator" in shapes:
         return "a discriminator needs low rates"
+    # NOTE: such a table begins with weights of size 1, for which Adafactor has larger rates than for the others.
+    if paper is not None and paper.optimizer["kind"] == "adafactor" and model.head is not None and model.head.tied:
+        return "its token table needs rates of its own"
     return ""
 
 
