@@ -25,7 +25,7 @@ CEILINGS = {
     "files to the first step of pretrain": 76,
     "files to the first step of finetune": 89,
     "fields of Trainer": 10,
-    "methods of TaskType": 20,
+    "methods of TaskType": 22,
     "fields of TaskType": 8,
     "code lines of tests": 62_000,
 }
