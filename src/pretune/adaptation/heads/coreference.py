@@ -4,10 +4,10 @@ Every span of up to `max_width` words within a sentence is a candidate. Its vect
 word, the attended average of its words, and its number of words. The best `ratio` x words candidates are kept. Each is
 linked to one of those before it, or to none (the dummy, with score 0): the best `antecedents` by a bilinear score are
 scored again by a layer over both vectors, their product and their distance. The loss is the marginal likelihood of all
-right antecedents among these. A word is one token (its first, or for a left-to-right model its last). A document may be
-several sequences (`Batch.chunks`), which the encoder reads independently. Simpler than the papers: all scores share the
-vector of a span, kept spans may cross (Kirstain et al., 2021), and there is no higher-order inference (Xu and Choi,
-2020); both found little use in these.
+right antecedents among these; in training all mentions are kept, besides the best other spans. A word is one token (its
+first, or for a left-to-right model its last). A document may be several sequences (`Batch.chunks`), which the encoder
+reads independently. Simpler than the papers: all scores share the vector of a span, kept spans may cross (Kirstain et
+al., 2021), and there is no higher-order inference (Xu and Choi, 2020); both found little use in these.
 
     words         Anna  sold  her  old  car  .  It  was  hers
     kept          [  ]        [  ] [ --- ]      [ ]      [  ]
@@ -134,14 +134,14 @@ class Mentions(NamedTuple):
         shift, width, cluster = decode_mentions(targets.labels[is_mention])
         return cls(targets.index[is_mention] + shift, width, cluster)
 
-    def find_clusters(self, document: DocumentWords, links: Links) -> Tensor:
-        """Return the cluster of each kept span `[K]`; -1 if it is no mention."""
+    def build_table(self, document: DocumentWords) -> Tensor:
+        """Return the cluster of each span `[D, WIDTHS]`, by its first word and number of words; -1 if it has none."""
         words = document.tokens[document.words]
         is_inside = (self.tokens >= words[0]) & (self.tokens <= words[-1])
         first = torch.searchsorted(words, self.tokens[is_inside])
-        table = words.new_full((len(words) * WIDTHS,), -1)
-        table[first * WIDTHS + self.widths[is_inside]] = self.clusters[is_inside]
-        return table[links.first * WIDTHS + links.last - links.first + 1]
+        table = words.new_full((len(words), WIDTHS), -1)
+        table[first, self.widths[is_inside]] = self.clusters[is_inside]
+        return table
 
 
 class SpanRanker(nn.Module):
@@ -198,8 +198,9 @@ class SpanRanker(nn.Module):
         # A part of a batch may have no document; its gradients are zero.
         total, count = (vectors.sum() + sum(weight.sum() for weight in self.parameters())).float() * 0, 0
         for document in find_documents(batch):
-            links = self.link(vectors[document.tokens[document.words]], document.sentences)
-            cluster = mentions.find_clusters(document, links)
+            table = mentions.build_table(document)
+            links = self.link(vectors[document.tokens[document.words]], document.sentences, table >= 0)
+            cluster = table[links.first, links.last - links.first + 1]
             is_right = (cluster[links.candidates] == cluster[:, None]) & (cluster >= 0)[:, None]
             is_right &= links.scores[:, 1:] > -torch.inf
             is_right = torch.cat((~is_right.any(1, keepdim=True), is_right), dim=1)
@@ -208,9 +209,12 @@ class SpanRanker(nn.Module):
             count += len(is_right)
         return Loss(sum=total, count=torch.tensor(count, device=vectors.device))
 
-    def link(self, vectors: Tensor, sentences: Tensor) -> Links:
-        """Return the kept spans of a document and the scores of their antecedents, from the vectors of its words."""
-        first, last, hidden, mention = self._select_spans(vectors, sentences)
+    def link(self, vectors: Tensor, sentences: Tensor, is_mention: Tensor | None = None) -> Links:
+        """Return the kept spans of a document and the scores of their antecedents, from the vectors of its words.
+
+        In training all mentions are kept: with few of them, none might be, and nothing would be learned.
+        """
+        first, last, hidden, mention = self._select_spans(vectors, sentences, is_mention)
         order = torch.arange(len(first), device=first.device)
         coarse = (self.coarse(hidden) @ hidden.T + mention[:, None] + mention).float()
         coarse = coarse.masked_fill(order >= order[:, None], -torch.inf)
@@ -220,7 +224,9 @@ class SpanRanker(nn.Module):
         scores = top + self.out(self.dropout(F.relu(pair))).squeeze(-1).float()
         return Links(first, last, candidates, torch.cat((scores.new_zeros(len(order), 1), scores), dim=1))
 
-    def _select_spans(self, vectors: Tensor, sentences: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _select_spans(
+        self, vectors: Tensor, sentences: Tensor, is_mention: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return the first and last words `[K]` of the kept spans in their order, their vectors `[K, H]` and scores."""
         start, end, value, attention = torch.split(vectors.float(), [*[self.spec.hidden] * 3, 1], dim=-1)
         word = torch.arange(len(vectors), device=vectors.device)
@@ -238,7 +244,10 @@ class SpanRanker(nn.Module):
         spans = self.dropout(F.relu(torch.stack(widths, dim=1)))  # [D, L, H]
         mention = self.mention(spans).squeeze(-1).float()
         mention = mention.masked_fill(~torch.stack(is_span, dim=1), -torch.inf).flatten()
-        best = mention.topk(self.spec.count_kept(len(word))).indices.sort().values
+        rank = mention
+        if is_mention is not None:
+            rank = mention.masked_fill(is_mention[:, 1 : 1 + len(widths)].flatten(), torch.inf)
+        best = rank.topk(self.spec.count_kept(len(word))).indices.sort().values
         first = best // len(widths)
         return first, first + best % len(widths), spans.flatten(0, 1)[best], mention[best]
 
