@@ -44,6 +44,7 @@ from pretune.core.config.read import format_value
 from pretune.core.errors import CheckpointError, PretuneError, UsageError
 from pretune.core.hub import is_hub, resolve_path
 from pretune.core.log import format_count
+from pretune.core.machine import release_memory
 from pretune.models import tensor_files
 from pretune.models.catalog import AnyModel
 from pretune.models.hf import checkpoint
@@ -203,6 +204,7 @@ def _load_and_quantize(
         method = None
     full_size = count_parameters(model) * options.dtype.itemsize
     quantize_model(model, quantize)
+    release_memory()
     log.info(f"{quantize}: weights of {count_bytes(model) / 1e6:,.1f} MB instead of {full_size / 1e6:,.1f} MB")
     return model, method
 

@@ -97,7 +97,7 @@ def load(
     model, moves, tensors = _examine(folder, head)
     spec = model.spec
     check_memory(spec, dtype, device)
-    sizes = {name: tensor.shape for name, tensor in iterate_weights(model)}
+    sizes, is_mapped = {name: tensor.shape for name, tensor in iterate_weights(model)}, not is_gguf(folder)
     present = sorted(
         (move for move in moves if move.tensor_name in tensors), key=lambda move: tensors[move.tensor_name].file
     )
@@ -106,8 +106,8 @@ def load(
     ):
         parts = move.packing.unpack(value, [sizes[name][0] for name in move.param_names], spec)
         for name, part in zip(move.param_names, parts, strict=True):
-            # NOTE: always a copy: the tensor is a view of the memory-mapped file, which may change.
-            assign(model, name, part.to(device, dtype, copy=True, memory_format=torch.contiguous_format))
+            # NOTE: a copy, unless it was dequantized: the tensor is a view of the memory-mapped file, which may change.
+            assign(model, name, part.to(device, dtype, copy=is_mapped, memory_format=torch.contiguous_format))
             if on_weight is not None:
                 on_weight(model, name)
     for move in moves:
