@@ -50,10 +50,10 @@ def pretrain_translator(folder: Path, budget: str) -> Path:
         "t5-table", data=data, objective="supervised", out=run, budget=budget, resume=True, overrides={**MODEL, **TRAIN}
     )
     translator = pt.load(run)
-    pt.save(extract_encoder(translator), folder / "encoder")
+    pt.save(extract_encoder(translator), folder / "encoder", overwrite=True)
     untrained = build(translator.spec, seed=1)
     untrained.assets = translator.assets
-    pt.save(extract_encoder(untrained), folder / "random")
+    pt.save(extract_encoder(untrained), folder / "random", overwrite=True)
     if not (folder / "vectors.txt").exists():
         pt.train_vectors([f"{captions}/train.en.xz", general], width=64, by="line", out=folder / "vectors.txt")
     return run
