@@ -42,6 +42,15 @@ def test_a_chat(folder: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture, t
     assert json.loads(file.read_text()) == {"messages": chat("The cat", first, "She", second)}
 
 
+def test_answers_as_json(folder: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    type_lines(monkeypatch, "The cat", "She")
+    assert main(["--quiet", "chat", folder, *OPTIONS, "--json"]) == 0
+    first = answer("The cat")
+    contents = [first, answer("The cat", first, "She")]
+    messages = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert messages == [{"role": "assistant", "content": content} for content in contents]
+
+
 def test_system_message(folder: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     type_lines(monkeypatch, "She", "/reset", "She")
     assert main(["--quiet", "chat", folder, "--system=Be", *OPTIONS]) == 0

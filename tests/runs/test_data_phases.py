@@ -17,7 +17,7 @@ from pretune.training.distributed import Ranks
 from pretune.training.run_logger import read_metrics
 from tests.runs.configs import build_pretrain_config
 from tests.runs.small import FAST, Prepared, make, shrunk
-from tests.runs.test_objectives import MODELS, PAIRS, STYLES, WHAT
+from tests.runs.test_objectives import PAIRS, STYLES, WHAT, choose_model
 
 BERT = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.eval_tokens": None}
 THREADS = torch.get_num_threads()
@@ -74,15 +74,16 @@ def test_against_the_clock_the_steps_are_estimated(data: Path) -> None:
 
 @pytest.mark.parametrize(("name", "shape"), PAIRS)
 def test_every_objective_has_an_estimate(name: str, shape: str, prepared: Prepared, tmp_path: Path) -> None:
-    paper = FAMILIES.get(MODELS[shape].split("-")[0]).training
+    model = choose_model(name, shape)
+    paper = FAMILIES.get(model.split("-")[0]).training
     assert paper is not None
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]
     given = prepared(*STYLES.get(name, usual), WHAT.get(name, "stories"))
-    changes = {**shrunk(MODELS[shape]), **FAST, "data.length_schedule": None, "data.samples": "documents"}
+    changes = {**shrunk(model), **FAST, "data.length_schedule": None, "data.samples": "documents"}
     options: dict[str, Any] = {"data": given, "overrides": changes}
     if name == "distill":
-        options["teacher"] = pt.pretrain(MODELS[shape], objective="masked", out=tmp_path, steps=1, **options)
-    settings = build_pretrain_config(MODELS[shape], objective=name, budget=1.0, **options)
+        options["teacher"] = pt.pretrain(model, objective="masked", out=tmp_path, steps=1, **options)
+    settings = build_pretrain_config(model, objective=name, budget=1.0, **options)
     tokenizer = Tokenizer.load(given / "tokenizer")
     assert estimate_steps_on_cores(settings, tokenizer, 2) == 2 * estimate_steps_on_cores(settings, tokenizer, 1) > 0
 

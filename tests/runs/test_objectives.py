@@ -44,9 +44,13 @@ QUICK = [
 """One objective of each shape and kind of rows."""
 
 
+def choose_model(name: str, shape: str) -> str:
+    return "ulmfit-small" if name == "autoencoder" and shape == "decoder" else MODELS[shape]
+
+
 @pytest.mark.parametrize(("name", "shape"), keep_quick(PAIRS, *QUICK))
 def test_two_steps(name: str, shape: str, prepared: Prepared, tmp_path: Path) -> None:
-    model = "ulmfit-small" if name == "autoencoder" and shape == "decoder" else MODELS[shape]
+    model = choose_model(name, shape)
     paper = FAMILIES.get(model.split("-")[0]).training
     assert paper is not None
     usual = ("unigram", "sentinels") if name in ("span_corruption", "mixture") else paper.tokenizer[:2]

@@ -281,7 +281,7 @@ def test_spans_and_their_loss_are_those_of_the_definition() -> None:
 def test_a_scalar_mix_is_read_as_the_last_states_are() -> None:
     task, documents = task_of("coreference"), [make_document(3), make_document(2)]
     mixing = Mixing(lstm=BiLSTM(hidden=8), attention=None, dropout=0.0)
-    model = adapt(body("bert"), Coreference(hidden=16, dropout=0.0, scalar_mix=mixing))
+    model = adapt(deepcopy(body("bert")), Coreference(hidden=16, dropout=0.0, scalar_mix=mixing))
     freeze(model, Frozen())
     encoder = TaskEncoder.from_task(task, model)
     stream = TaskStream(encoder.encode(documents), batch=2)

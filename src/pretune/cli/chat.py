@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from pretune.cli._inputs import load_model
-from pretune.cli._options import DTYPE, DtypeName
+from pretune.cli._options import DTYPE, DtypeName, OutputFormat
 from pretune.cli._output import check_new_file
 from pretune.cli.generate import GenerateOptions
 from pretune.core import io, log
@@ -59,11 +59,11 @@ SEARCH_OPTIONS = """
 """
 
 
-def chat(options: ChatOptions) -> None:
+def chat(options: ChatOptions, output: OutputFormat) -> None:
     """Chat with a model in the terminal, or through a pipe.
 
     Every line of input is a message; /reset starts anew, /save FILE writes the chat, /exit ends it. The oldest messages
-    are dropped when the model cannot read all.
+    are dropped when the model cannot read all. --json prints each answer as a message, on one line.
 
     Example: pretune chat smollm2 --system "Answer in one sentence." --temperature 0.2
     """
@@ -85,7 +85,8 @@ def chat(options: ChatOptions) -> None:
     count = options.max_new_tokens
     values = {name: value for name in SEARCH_OPTIONS.split() if (value := getattr(options, name)) is not None}
     values["max_new_tokens"] = model.default_new_tokens if count is None else count
-    session = Session(model, build_generation_config(**cast("GenerationOptions", values)), options)
+    config = build_generation_config(**cast("GenerationOptions", values))
+    session = Session(model, config, options, as_json=output.as_json)
     if sys.stdin.isatty():
         log.info(f"{options.model}: write a message; {', '.join(COMMANDS)}")
     for line in _read_lines():
@@ -111,8 +112,10 @@ def _read_lines() -> Iterator[str]:
 class Session:
     """A chat: its messages so far, and how it answers."""
 
-    def __init__(self, model: "ChatModel", config: "GenerationConfig", options: ChatOptions) -> None:
-        self.model, self.config, self.stop = model, config, options.stop
+    def __init__(
+        self, model: "ChatModel", config: "GenerationConfig", options: ChatOptions, *, as_json: bool = False
+    ) -> None:
+        self.model, self.config, self.stop, self.as_json = model, config, options.stop, as_json
         self.system: list[Message] = [] if options.system is None else [{"role": "system", "content": options.system}]
         self.messages = [*self.system]
         self.is_terminal = sys.stdin.isatty()
@@ -146,10 +149,11 @@ class Session:
 
     def _answer(self, line: str) -> None:
         messages: list[Message] = [*self.messages, {"role": "user", "content": line}]
-        show = partial(log.print_result, end="", flush=True)
+        show = None if self.as_json else partial(log.print_result, end="", flush=True)
         (text,) = self.model.answer(messages, self.config, stop=self.stop, on_text=show)
-        log.print_result(flush=True)
-        self.messages = [*messages, {"role": "assistant", "content": text.new}]
+        answer: Message = {"role": "assistant", "content": text.new}
+        log.print_result(json.dumps(answer, ensure_ascii=False, allow_nan=False) if self.as_json else "", flush=True)
+        self.messages = [*messages, answer]
 
     def _save(self, name: str) -> None:
         """Write the messages as a row of a training file."""
