@@ -61,6 +61,7 @@ def test_json_has_no_hint_beside_it(verb: str, workshop: Path, capsys: Capture) 
         assert "next: " not in run_command(capsys, [*used(verb, f"json {verb}"), "--json"]).err
 
 
+@pytest.mark.slow
 def test_hints_lead_from_texts_to_predictions(workshop: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command is the hint of the one before it; only the table and the length of the run are one's own."""
     with world.inside(workshop):

@@ -73,6 +73,7 @@ def build(config: Path, out: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_site(tmp_path: Path) -> None:
     """The whole site, with strict links and nothing from the network, and its search."""
     result = build(site.CONFIG, tmp_path / "site")

@@ -191,7 +191,8 @@ def test_under_torchrun(data: Path, alone: Path, tmp_path: Path) -> None:
     close(tmp_path / "run", alone)
 
 
-@pytest.mark.parametrize("name", ["bert-tiny", pytest.param("encoder", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert-tiny", "encoder"])
 def test_the_first_rank_plans_for_all(runs: Nursery, data: Path, tmp_path: Path, name: str) -> None:
     """The others measure nothing, and have its settings."""
     sets = {"train__samples_every": 0, "train__workers": 0, "model__width": 32, "model__depth": 1, "model__heads": 2}

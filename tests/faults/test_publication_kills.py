@@ -25,7 +25,7 @@ from tests.data.texts import MANY, blocks, byte_tokenizer, tree
 from tests.faults.deaths import die, ended, forked, watched
 from tests.inference.readers import encoder
 from tests.models.hf.test_overwriting import model_with_tokenizer, pair
-from tests.selection import is_thorough
+from tests.selection import is_thorough, keep_quick
 
 QUICK_STRIDE = 47
 
@@ -123,7 +123,7 @@ NAMES = ["index", "graph", "save", "save over a pair", "tokenizer", "prepare", "
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", keep_quick(NAMES, "save", "prepare", "export"))
 def test_killed_at_every_call(
     name: str, writers: dict[str, Writer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

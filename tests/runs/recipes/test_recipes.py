@@ -107,6 +107,7 @@ def test_options_that_do_not_fit(name: str, options: dict[str, Any], match: str,
     assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 def test_another_objective_has_its_own_settings(text: Path, tmp_path: Path, in_time: None) -> None:
     sets = {**SETS, "model.heads": 2}
     pt.pretrain("encoder", text=text, objective="replaced_token", budget=3.0, out=tmp_path / "run", overrides=sets)
@@ -155,6 +156,7 @@ def test_too_little_text_for_a_sequence_is_one_line(tmp_path: Path, in_time: Non
         pt.pretrain("encoder", text=tmp_path / "text.txt", budget=3.0, out=tmp_path / "run", overrides=SETS)
 
 
+@pytest.mark.slow
 def test_one_document(tmp_path: Path, in_time: None, capsys: Capture) -> None:
     """There is nothing left for validation; the run says so."""
     (tmp_path / "text.txt").write_text(" ".join(WORDS[n * n % 15] for n in range(9000)))
