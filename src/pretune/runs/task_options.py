@@ -119,7 +119,13 @@ class FinetuneOptions(Options):
     baselines: str | None = option(
         "--baselines NAME,...",
         "Baselines: default, all, none, or names.",
-        names=("default", "all", "none", "pretune.evaluation.baselines:SLOTS", "probe", "random", "cosine"),
+        names=(
+            "default",
+            "all",
+            "none",
+            "pretune.evaluation.baselines:SLOTS",
+            "pretune.evaluation.baselines:MODEL_BASELINES",
+        ),
         separator=",",
     )
     forgetting: StrPath | None = option(

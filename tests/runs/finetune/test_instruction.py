@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 import pretune as pt
+from pretune.core.errors import DataError
 from pretune.core.run_dir import RunDir
 from pretune.runs.finetune.finetuned_run import FinetunedRun
+from pretune.runs.finetune.untuned import UntunedModel
 from tests.conftest import Capture
 from tests.inference.speakers import speaker
 from tests.text.chat_templates import TEMPLATES, chat
@@ -55,3 +57,18 @@ def test_cut_chats_are_told(base: Path, tmp_path: Path, capsys: Capture) -> None
     assert "chats are cut at data.max_length (30)" in capsys.readouterr().err
     scores = json.loads(RunDir(tmp_path / "run").scores.read_text())
     assert scores["counts"]["cut"] > 0 and scores["baselines"] == [] and "samples" not in scores
+
+
+def test_a_baseline_that_fails_does_not_end_the_run(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: UntunedModel, train: object) -> None:
+        raise DataError("no answer fits")
+
+    monkeypatch.setattr(UntunedModel, "answer", fail)
+    options = {"data.max_new_tokens": 2, "data.max_length": 96}
+    pt.finetune(
+        base / "base", train=base / "chats.jsonl", out=tmp_path / "run", steps=1, baselines="untuned", overrides=options
+    )
+    scores = json.loads(RunDir(tmp_path / "run").scores.read_text())
+    assert scores["baselines"] == [] and scores["not_run"]["untuned"] == "no answer fits"

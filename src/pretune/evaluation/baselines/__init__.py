@@ -63,9 +63,13 @@ MAX_TRAIN_EXAMPLES = 20_000
 """Default maximum number of training examples of baselines."""
 PROBE, RANDOM, COSINE = "probe", "random", "cosine"
 """Linear probe on the frozen model's features; the same model from random weights; for scored pairs, the cosine of the
-embeddings of the model before fine-tuning. The caller runs these three."""
-ALL_BASELINES = (*SLOTS, PROBE, RANDOM, COSINE)
-BASELINE_SETS = {"default": (*DEFAULT_BASELINES, COSINE), "all": ALL_BASELINES, "none": ()}
+embeddings of the model before fine-tuning."""
+ZERO_SHOT, FEW_SHOT = "untuned", "few_shot"
+"""Answers of the model before fine-tuning, alone and after some solved examples, for types that name them."""
+MODEL_BASELINES = (PROBE, RANDOM, COSINE, ZERO_SHOT, FEW_SHOT)
+"""Baselines that need the model; the caller runs them."""
+ALL_BASELINES = (*SLOTS, *MODEL_BASELINES)
+BASELINE_SETS = {"default": (*DEFAULT_BASELINES, COSINE, ZERO_SHOT, FEW_SHOT), "all": ALL_BASELINES, "none": ()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,9 +105,11 @@ def run_baselines(
     skip_reasons: dict[str, str] = {}
     for slot in ALL_BASELINES:
         name = get_type(task).scoring.baselines.get(slot)
+        if slot in (ZERO_SHOT, FEW_SHOT) and name is None:
+            continue
         if slot == COSINE and not is_similarity(task, test):
             skip_reasons[slot] = "only for pairs with scores"
-        elif slot in (PROBE, RANDOM, COSINE):
+        elif slot in MODEL_BASELINES:
             skip_reasons[slot] = "not requested (`--baselines all`)"
         elif name is None:
             skip_reasons[slot] = f"not available for tasks of kind '{task.kind}'"
@@ -154,7 +160,7 @@ def use_one_thread(*, keep_torch: bool = False) -> Iterator[None]:
 def get_baseline_name(task: Task, slot: str) -> str:
     """Return the name of the baseline that fills a slot for a task."""
     name = get_type(task).scoring.baselines.get(slot)
-    return slot if name is None else BASELINES.get(name).display_name or name
+    return slot if name is None or slot in MODEL_BASELINES else BASELINES.get(name).display_name or name
 
 
 def _build_baseline(name: str, vectors: str | None) -> "Baseline":

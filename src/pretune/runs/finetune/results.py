@@ -12,7 +12,16 @@ from pretune.core import io, log
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir
-from pretune.evaluation.baselines import COSINE, SLOTS, BaselineResult, get_baseline_name, is_similarity, run_baselines
+from pretune.evaluation.baselines import (
+    COSINE,
+    FEW_SHOT,
+    SLOTS,
+    ZERO_SHOT,
+    BaselineResult,
+    get_baseline_name,
+    is_similarity,
+    run_baselines,
+)
 from pretune.metrics import GROUP_METRICS, MEAN_METRICS, SIGNED_METRICS, get_headline
 from pretune.metrics.classification import group_values
 from pretune.metrics.significance import Comparison, compute_interval, paired_bootstrap, paired_bootstrap_of_means
@@ -39,8 +48,6 @@ from pretune.training.records import (
 
 BaselineFactory = Callable[[Sequence[Example]], BaselineResult | None]
 """Baseline that needs the model, fitted on examples; returns None if the task does not support it."""
-UntunedBaselines = Callable[[Sequence[Example]], list[BaselineResult]]
-"""Baselines of the model before fine-tuning, with the examples that it is shown."""
 MAX_SAMPLES = 8
 """Examples whose answers before and after are written down."""
 BOOTSTRAP_ROUNDS, MAX_BOOTSTRAP_SECONDS = 1000, 20.0
@@ -55,7 +62,6 @@ def write_results(
     task_data: TaskData,
     trials: Sequence[TrialFile],
     model_baselines: Mapping[str, BaselineFactory],
-    run_untuned_baselines: UntunedBaselines | None = None,
 ) -> FinetunedRun:
     """Run the baselines, compare, and write all results; cost.json is the last file."""
     best = [trial for trial in trials if trial["labels"] == max(other["labels"] for other in trials)]
@@ -63,8 +69,6 @@ def write_results(
     selection = [trial for trial in best if trial["lr"] == rate]
     train = task_data.select_train(plan.max_train_examples, tuning.task.split_seed)
     rows, absent = run_all_baselines(task_data, train, plan, model_baselines)
-    untuned_rows = run_untuned_baselines(train) if run_untuned_baselines is not None and plan.baselines else []
-    rows += untuned_rows
     collapse_notes = [find_collapse(task_data, trial) for trial in selection]
     scores: ScoresFile = {
         "task": task_data.task.name,
@@ -88,8 +92,9 @@ def write_results(
         "forgetting": selection[0].get("forgetting"),
         "trials": [_drop_predictions(trial) for trial in trials],
     }
-    if untuned_rows:
-        scores["samples"] = collect_samples(task_data, selection[0], untuned_rows[0])
+    for row in rows:
+        if row.name == ZERO_SHOT:
+            scores["samples"] = collect_samples(task_data, selection[0], row)
     io.write_json(run_dir.scores, scores)
     draw_plots(run_dir.path, scores)
     cost = sum_costs([trial["summary"]["cost"] for trial in trials])
@@ -192,7 +197,10 @@ def run_all_baselines(
     """Run all requested baselines on the headline split; `model_baselines` need the model itself."""
     unsupported_names = [] if is_similarity(task_data.task, task_data.eval_examples) else [COSINE]
     tasks = [member.task for member in task_data.members] or [task_data.task]
-    unsupported_names += [slot for slot in SLOTS if any(slot not in get_type(task).scoring.baselines for task in tasks)]
+    type_slots = (*SLOTS, ZERO_SHOT, FEW_SHOT)
+    unsupported_names += [
+        slot for slot in type_slots if any(slot not in get_type(task).scoring.baselines for task in tasks)
+    ]
     if names := [name for name in plan.baselines if name not in unsupported_names]:
         log.info(f"baselines: {', '.join(get_baseline_name(task_data.task, name) for name in names)}")
     rows, absent = run_simple_baselines(task_data, train, plan.baselines, plan.vectors)

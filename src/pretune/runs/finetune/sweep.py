@@ -14,7 +14,7 @@ from pretune.core.errors import CheckpointError, DivergedError
 from pretune.core.hub import resolve_path
 from pretune.core.log import format_subset, join_names
 from pretune.core.run_dir import RunDir, RunLock
-from pretune.evaluation.baselines import COSINE, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, BaselineResult
+from pretune.evaluation.baselines import COSINE, FEW_SHOT, MAX_TRAIN_EXAMPLES, PROBE, RANDOM, ZERO_SHOT, BaselineResult
 from pretune.runs.finetune.adapted_model import has_backward_model, load_task_teacher
 from pretune.runs.finetune.config import FinetuneConfig, SweepPlan, TrialOutlook, estimate_baseline_seconds
 from pretune.runs.finetune.defaults import build_finetune_config, explain_rate
@@ -24,7 +24,7 @@ from pretune.runs.finetune.results import BaselineFactory, get_dev_score, read_p
 from pretune.runs.finetune.saved_task import SavedTask, TaskMember
 from pretune.runs.finetune.task_data import TaskData
 from pretune.runs.finetune.trial import FinetuneTrial, TrialContext
-from pretune.runs.finetune.untuned import has_untuned_baselines, run_untuned
+from pretune.runs.finetune.untuned import UntunedModel
 from pretune.runs.task_options import FinetuneOptions
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.table_reader import get_columns
@@ -90,16 +90,18 @@ class FinetuneSweep:
             best = max(self.trials, key=get_dev_score)
             for tuning in self.plan.list_remaining_trials(trial_config, best["lr"]):
                 self._run_trial(tuning)
+            untuned_model = UntunedModel(self.tuning, self.task_data, self.ranks.device)
             random = self._run_random_weights() if RANDOM in self.plan.baselines else None
             model_baselines: dict[str, BaselineFactory] = {
                 PROBE: self._run_probe,
                 RANDOM: lambda train: random or self._raise_missing_base(),
                 COSINE: self._run_cosine,
+                ZERO_SHOT: untuned_model.answer,
+                FEW_SHOT: untuned_model.answer_after_shots,
             }
-            run_untuned_baselines = self._run_untuned if has_untuned_baselines(self.task_data.task) else None
             arguments = (self.run_dir, self.tuning, self.plan, self.task_data, self.trials, model_baselines)
             finetuned_run: FinetunedRun = self.ranks.broadcast_object(
-                run_on_rank_zero(self.ranks, lambda: write_results(*arguments, run_untuned_baselines))
+                run_on_rank_zero(self.ranks, lambda: write_results(*arguments))
             )
             return finetuned_run
 
@@ -195,10 +197,6 @@ class FinetuneSweep:
         about = "Cosine similarity of the two texts, by the model before fine-tuning"
         seconds = time.perf_counter() - start
         return BaselineResult(name=COSINE, description=about, predictions=predictions, seconds=seconds)
-
-    def _run_untuned(self, train: Sequence[Example]) -> list[BaselineResult]:
-        task_data = self.task_data
-        return run_untuned(self.tuning, task_data.task, train, task_data.eval_examples, self.ranks.device)
 
     def _raise_missing_base(self) -> NoReturn:
         raise CheckpointError(f"{self.tuning.base.path}: the base model was deleted during the run")

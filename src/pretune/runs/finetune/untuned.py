@@ -1,4 +1,4 @@
-"""Baselines of instructions: the model before fine-tuning, asked alone and after some solved examples."""
+"""Baselines of generated answers: the model before fine-tuning, asked alone and after some solved examples."""
 
 import gc
 import time
@@ -7,52 +7,67 @@ from dataclasses import replace
 
 import torch
 
-from pretune.adaptation.adapted import adapt
+from pretune.adaptation.adapted import ModelWithHead, adapt
 from pretune.adaptation.freeze import Full
 from pretune.adaptation.heads.token import Generation
 from pretune.core.seed import mix
-from pretune.evaluation.baselines import BaselineResult
+from pretune.evaluation.baselines import FEW_SHOT, ZERO_SHOT, BaselineResult
 from pretune.runs.finetune.adapted_model import build_encoder, load_base_model
 from pretune.runs.finetune.config import FinetuneConfig
+from pretune.runs.finetune.task_data import TaskData
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import compute_answer_scores, predict
-from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
-from pretune.tasks.types.instruction import INSTRUCTION, add_shots
+from pretune.tasks.types.instruction import add_shots
 
-ZERO_SHOT_NAME, FEW_SHOT_NAME = "untuned", "few_shot"
 SHOTS = 4
 
 
-def has_untuned_baselines(task: Task) -> bool:
-    """Return whether the model before fine-tuning can do the task."""
-    return task.kind == INSTRUCTION.name
+class UntunedModel:
+    """The model before fine-tuning, loaded when the first of its baselines needs it."""
 
+    def __init__(self, tuning: FinetuneConfig, task_data: TaskData, device: torch.device) -> None:
+        self.tuning, self.task_data, self.device = tuning, task_data, device
+        self.precision = tuning.train.resolve_precision(device)
+        self._loaded: tuple[ModelWithHead, TaskEncoder] | None = None
 
-def run_untuned(
-    tuning: FinetuneConfig, task: Task, train: Sequence[Example], test: Sequence[Example], device: torch.device
-) -> list[BaselineResult]:
-    """Return the answers of the base model without and with examples before the question, and its loss."""
-    gc.collect()
-    body = get_type(task).inputs.prepare_model(load_base_model(tuning.base, seed=tuning.train.seed))
-    model = adapt(body, Generation()).eval().to(device)
-    encoder = build_encoder(replace(tuning, method=Full()), task, model, [*train])  # without prompt slots
-    precision = tuning.train.resolve_precision(device)
-    order = sorted(range(len(train)), key=lambda i: mix(tuning.train.seed, i))
-    shots = [train[i] for i in order[:SHOTS]]
-    with torch.compiler.set_stance("force_eager"):
+    def answer(self, train: Sequence[Example]) -> BaselineResult:
+        """Return the answers of the model alone, with the loss of the reference answers."""
         start = time.perf_counter()
-        scores = compute_answer_scores(model, encoder, test, precision)
-        answers = predict(model, encoder, test, precision=precision)
-        middle = time.perf_counter()
-        shot_answers = predict(model, encoder, [_prepend(encoder, e, shots) for e in test], precision=precision)
-    return [
-        _describe(ZERO_SHOT_NAME, "Model before fine-tuning", answers, middle - start, scores),
-        _describe(
-            FEW_SHOT_NAME, f"The same after {len(shots)} solved examples", shot_answers, time.perf_counter() - middle
-        ),
-    ]
+        model, encoder = self._load(train)
+        with torch.compiler.set_stance("force_eager"):
+            scores = compute_answer_scores(model, encoder, self.task_data.eval_examples, self.precision)
+            predictions = self._predict(model, encoder, self.task_data.eval_examples)
+        seconds = time.perf_counter() - start
+        about = "Model before fine-tuning"
+        return BaselineResult(
+            name=ZERO_SHOT, description=about, predictions=predictions, seconds=seconds, scores=scores
+        )
+
+    def answer_after_shots(self, train: Sequence[Example]) -> BaselineResult:
+        """Return the answers of the model after as many solved examples as fit, at most `SHOTS`."""
+        start = time.perf_counter()
+        model, encoder = self._load(train)
+        order = sorted(range(len(train)), key=lambda i: mix(self.tuning.train.seed, i))
+        shots = [train[i] for i in order[:SHOTS]]
+        predictions = self._predict(model, encoder, [_prepend(encoder, e, shots) for e in self.task_data.eval_examples])
+        about = f"The same after {len(shots)} solved examples"
+        seconds = time.perf_counter() - start
+        return BaselineResult(name=FEW_SHOT, description=about, predictions=predictions, seconds=seconds)
+
+    def _load(self, train: Sequence[Example]) -> tuple[ModelWithHead, TaskEncoder]:
+        if self._loaded is None:
+            gc.collect()
+            base, task = load_base_model(self.tuning.base, seed=self.tuning.train.seed), self.task_data.task
+            model = adapt(get_type(task).inputs.prepare_model(base), Generation()).eval().to(self.device)
+            no_slots = replace(self.tuning, method=Full())  # for prompts
+            self._loaded = model, build_encoder(no_slots, task, model, [*train])
+        return self._loaded
+
+    def _predict(self, model: ModelWithHead, encoder: TaskEncoder, examples: Sequence[Example]) -> list[Prediction]:
+        with torch.compiler.set_stance("force_eager"):
+            return predict(model, encoder, examples, precision=self.precision)
 
 
 def _prepend(encoder: TaskEncoder, example: Example, shots: Sequence[Example]) -> Example:
@@ -63,9 +78,3 @@ def _prepend(encoder: TaskEncoder, example: Example, shots: Sequence[Example]) -
         if encoder.encode([candidate], training=False).counts.longest < room:
             return candidate
     return example
-
-
-def _describe(
-    name: str, about: str, answers: list[Prediction], seconds: float, scores: dict[str, float] | None = None
-) -> BaselineResult:
-    return BaselineResult(name=name, description=about, predictions=answers, seconds=seconds, scores=scores or {})

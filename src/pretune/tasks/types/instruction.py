@@ -216,7 +216,7 @@ INSTRUCTION = TaskType(
     scoring=TextScoring(
         gold="text",
         evaluator=AnswerPrompt(text="Instruction: {text}\nAnswer: {answer}", max_answer_tokens=128),
-        baselines={"majority": "lead_words"},
+        baselines={"majority": "lead_words", "untuned": "untuned", "few_shot": "few_shot"},
     ),
 )
 """Chats whose answers a decoder generates."""
