@@ -14,7 +14,7 @@ from tests.architecture.executed_files import list_files
 
 CEILINGS = {
     "code lines": 66_000,
-    "files": 450,
+    "files": 451,
     "import circles": 0,
     "functions of 60 and more lines": 3,
     "functions with 12 and more arguments": 12,

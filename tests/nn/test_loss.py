@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pretune.core.types import IGNORE_INDEX
 from pretune.nn import loss
-from pretune.nn.loss import linear_cross_entropy
+from pretune.nn.loss import linear_cross_entropy, linear_logprobs
 
 DEVICES = [
     "cpu",
@@ -47,6 +47,25 @@ def test_equals_the_plain_loss(device: str, bias: bool, block: int, monkeypatch:
     for a, b in zip(mine, theirs, strict=True):
         torch.testing.assert_close(a, b, **tolerance)
     assert actual.count.item() == (labels != IGNORE_INDEX).sum().item()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rows", [0, 150])
+def test_logprobs_are_the_plain_ones(device: str, bias: bool, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of 64 rows, with gradients of any weights of the rows; no gradient of ignored ones."""
+    monkeypatch.setattr(loss, "BLOCK_BYTES", {"cpu": 1, "cuda": 1})
+    torch.backends.cuda.matmul.allow_tf32 = False
+    states, weight, shift, labels = make(device, torch.float64, rows=rows, bias=bias)
+    actual = linear_logprobs(states, weight, shift, labels)
+    logits = F.linear(states, weight, shift)
+    expected = logits.log_softmax(1).gather(1, labels.clamp(min=0)[:, None])[:, 0].where(labels != IGNORE_INDEX, 0.0)
+    torch.testing.assert_close(actual, expected)
+    if rows:
+        inputs = [part for part in (states, weight, shift) if part is not None]
+        weights = torch.linspace(-1, 2, rows, dtype=torch.float64, device=device)
+        grads = [torch.autograd.grad((values * weights).sum(), inputs) for values in (actual, expected)]
+        torch.testing.assert_close(*grads)
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 says that it falls back

@@ -17,7 +17,7 @@ from pretune.nn.bidirectional_stack import BidirectionalRecurrent, Bidirectional
 from pretune.nn.block import RegionalCompile
 from pretune.nn.cache import KVCache, Memory
 from pretune.nn.characters import CharacterEmbedding, SpellingTable
-from pretune.nn.loss import linear_cross_entropy, sample_tokens
+from pretune.nn.loss import linear_cross_entropy, linear_logprobs, sample_tokens
 from pretune.nn.recurrent_stack import Recurrent, RecurrentStack
 from pretune.nn.stack import OutputFlags, StackOutput, TransformerStack
 from pretune.nn.two_stream import TwoStreamStack
@@ -206,6 +206,13 @@ class LanguageModel(BatchModel):
         if sampling is not None and sampling.samples < self.spec.vocab:
             return sampling.compute_loss(*factors, labels)
         return linear_cross_entropy(*factors, labels)
+
+    def logprobs(self, states: Tensor, batch: Batch) -> Tensor:
+        """Return the log-probability of each of the batch's targets `[M]`, with gradients; 0 for unused ones."""
+        if self.head is None or batch.targets is None:
+            raise UsageError("log-probabilities need a model with a vocabulary head and a batch with targets")
+        targets = self._find_targets(batch, batch.targets)
+        return linear_logprobs(*self.get_logit_factors(states, targets.index), self.close_labels(targets.labels))
 
     def _find_targets(self, batch: Batch, targets: Targets) -> Targets:
         """Return the targets; a model that reads backward predicts the first token of a pair at the second.

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from pretune.core.types import IGNORE_INDEX, Loss
 from pretune.nn.layers import get_compute_dtype
@@ -135,6 +136,29 @@ def _replace_with_gradient(logits: Tensor, labels: Tensor, vocab: int, with_grad
         work.mul_(real / norm).scatter_add_(1, index, -real.to(work.dtype))
         logits.copy_(work)
     return ((norm.log() - target_logits) * real).sum()
+
+
+def linear_logprobs(states: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    """Return log softmax(states weight^T + bias)[label] of each row `[M]`; 0 for the label `IGNORE_INDEX`.
+
+    Products run in the autocast precision, the softmax in fp32 (fp64 for fp64 states). Rows may have any gradient: the
+    logits of a block are computed again in the backward pass.
+    """
+    dtype = get_compute_dtype(states)
+    exact = torch.promote_types(dtype, torch.float32)
+    with torch.autocast(states.device.type, enabled=False):
+        rows, table = states.to(dtype), pad_to_alignment(weight.to(dtype))
+        shift = None if bias is None else pad_to_alignment(bias.to(dtype))
+
+        def compute(part: Tensor, part_labels: Tensor) -> Tensor:
+            logits = F.linear(part, table, shift)[:, : weight.shape[0]].to(exact)
+            return -F.cross_entropy(logits, part_labels, ignore_index=IGNORE_INDEX, reduction="none")
+
+        blocks = [
+            checkpoint(compute, rows[part], labels[part], use_reentrant=False, preserve_rng_state=False)
+            for part in split_rows(rows, 3 * table.shape[0] * exact.itemsize)
+        ]
+    return torch.cat(blocks) if blocks else rows.new_zeros(0, dtype=exact)
 
 
 @torch.no_grad()
