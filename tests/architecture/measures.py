@@ -13,8 +13,8 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 66_000,
-    "files": 451,
+    "code lines": 66_400,
+    "files": 454,
     "import circles": 0,
     "functions of 60 and more lines": 3,
     "functions with 12 and more arguments": 12,
@@ -23,11 +23,11 @@ CEILINGS = {
     "**x: Any": 8,
     "**x: Any in runs": 0,
     "files to the first step of pretrain": 76,
-    "files to the first step of finetune": 89,
+    "files to the first step of finetune": 90,
     "fields of Trainer": 10,
     "methods of TaskType": 22,
     "fields of TaskType": 8,
-    "code lines of tests": 58_800,
+    "code lines of tests": 59_100,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")

@@ -16,7 +16,7 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 
 SHAPES = ("bert", "gpt2", "t5", "bart")
-KINDS = tuple(kind for kind in TYPE_OPTIONS if kind not in ("embedding", "instruction"))
+KINDS = tuple(kind for kind in TYPE_OPTIONS if kind not in ("embedding", "instruction", "preference"))
 TEXT = [
     "The old man walked down to the river and looked for his boat, but it was gone.",
     "A good film is one that you want to see again; a bad one you have forgotten before it ends.",
@@ -104,6 +104,16 @@ def _tagged() -> list[Example]:
 def _choices() -> list[Example]:
     options = ("was gone.", "Good!", "it was sung again in London by the old man")
     return [Example(text=text, choices=options[: 2 + index % 2], label=index % 2) for index, text in enumerate(TEXTS)]
+
+
+def _preferences() -> list[Example]:
+    """Questions whose good answer is chosen; the first is the second turn of a chat."""
+    rows = [("Good?", "A good film.", "Was it?"), ("Who?", "Nina", "you have forgotten it"), ("Why?", "in Paris", "no")]
+    turns = (("user", "Hi"), ("assistant", "he"))
+    return [
+        Example(text=text, messages=(*turns[: 2 * (i == 0)], ("user", text)), choices=(first, second), label=0)
+        for i, (text, first, second) in enumerate(rows * 2)
+    ]
 
 
 def _targets() -> list[Example]:
@@ -194,5 +204,6 @@ CASES: dict[str, Case] = {
     ),
     "choice": Case(metrics=("choice_accuracy",), examples=_choices),
     "generation": Case(metrics=("rouge",), examples=_targets),
+    "preference": Case(labels=("chosen", "rejected"), metrics=("choice_accuracy",), examples=_preferences),
 }
 """What the tests of all types need of each."""

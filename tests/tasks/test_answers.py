@@ -26,11 +26,13 @@ from tests.tasks.oracle import perfect
 from tests.tasks.small import KINDS, SHAPES, TEXT, encoder_for, examples_of, model_for, task_of
 
 PAIRS = [(shape, kind) for shape in SHAPES for kind in KINDS if (shape, kind) != ("bert", "generation")]
+PAIRS += [("gpt2", "preference")]  # of decoders alone
 
 QUICK_PAIRS = {
     *(("bert", kind) for kind in KINDS if kind not in ("srl", "pair", "multi-label")),
     ("gpt2", "classification"),
     ("t5", "generation"),
+    ("gpt2", "preference"),
 }
 
 

@@ -21,6 +21,7 @@ WORDS = ["a", "b"]
 TAGS = ["B-PER", "O"]
 Row = dict[str, Any]
 ASK, ANN = {"text": "why?", "choice1": "a", "choice2": "b", "label": 0}, {"context": "Ann sang.", "answer": "Ann"}
+CHOSEN = {"chosen": "a", "rejected": "b"}
 KINDS: dict[str, tuple[list[Row], list[Row]]] = {  # usable rows, then rows that lack what their example needs
     "classification": (
         [{"text": "one", "label": "x"}, {"text": "two", "label": "y"}],
@@ -53,6 +54,10 @@ KINDS: dict[str, tuple[list[Row], list[Row]]] = {  # usable rows, then rows that
     "text": (
         [{"text": "one", "target": "eins"}, {"text": "two", "target": "zwei"}],
         [{"text": "three", "target": " "}, {"text": None, "target": "vier"}],
+    ),
+    "preference": (
+        [{**CHOSEN, "prompt": "one"}, {**CHOSEN, "prompt": "two"}],
+        [{**CHOSEN, "prompt": ""}, {**CHOSEN, "prompt": "three", "rejected": " "}, {"prompt": "x", "chosen": "d"}],
     ),
 }  # fmt: skip
 

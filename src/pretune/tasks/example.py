@@ -11,6 +11,7 @@
     choice           text, choices, label (index of the correct one), pair (if the question is separate)
     generation       text, target
     instruction      text, messages (role and content, without the answer), target
+    preference       text, messages (as above), choices (the chosen and the rejected answer), label (0)
     pairs            text (the better sentence), pair (the worse)
     cloze            text (the context), target (the next word)
     cloze-choice     text (with a gap "_"), choices, label (index of the correct one)

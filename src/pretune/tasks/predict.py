@@ -9,14 +9,17 @@ Sequences are packed into rows; each is computed once, without loss, and filler 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.answer_logprobs import compute_answer_logprobs
 from pretune.core.errors import UsageError
+from pretune.core.types import Batch
 from pretune.data.layout import PackedBatch, pack_batches, pack_documents
 from pretune.data.sequences import compute_starts, spread
 from pretune.inference.decode import generate_tokens
@@ -55,11 +58,14 @@ def predict(
     """
     if beams < 1 or (beams > 1 and not encoder.is_generative):
         raise UsageError(f"beams must be >= 1, and 1 for a model that does not generate its answers, got {beams}")
-    if encoder.is_generative:
+    compares_answers = encoder.is_generative and get_type(encoder.task).inputs.compares_answers
+    if encoder.is_generative and not compares_answers:
         return generate_texts(model, encoder, examples, beams=beams, precision=precision, on_progress=on_progress)
     items = items or encoder.encode(examples, training=False)
+    per_token = encoder.per_token and not compares_answers
+    run = partial(score_answers, model) if compares_answers else None
     logits = compute_logits(
-        model, items, per_token=encoder.per_token, tokens=tokens, precision=precision, on_progress=on_progress
+        model, items, per_token=per_token, tokens=tokens, precision=precision, on_progress=on_progress, run=run
     )
     return get_type(encoder.task).outputs.decode(encoder.rules, examples, items, logits)
 
@@ -72,22 +78,25 @@ def compute_logits(
     tokens: int,
     precision: torch.dtype | None = None,
     on_progress: ProgressCallback | None = None,
+    run: Callable[[Batch], Tensor] | None = None,
 ) -> Floats:
     """Return `[S, K]`, or with `per_token` `[T, K]`; a batch has at most about `tokens` tokens.
+
+    `run` computes a row for each cell of a batch with its targets, instead of the model's logits.
 
     A head that scores pairs has 1 + L columns per token, for the root and each token of its sequence. Their rows are
     returned, sequence by sequence: n (1 + n) for n tokens, `[P, K]` in total.
     """
-    sequences = replace(items.sequences, labels=None, targets=None)
+    sequences = replace(items.sequences, labels=None, targets=items.sequences.targets if run else None)
     lengths = sequences.lengths
     device = next(model.parameters()).device
 
     def compute(part: PackedBatch) -> Floats:
         with torch.autocast(device.type, precision, enabled=precision is not None):
-            out = model(part.batch.to(device)).float().cpu()
+            out = (run or model)(part.batch.to(device)).float().cpu()
         # A layout has more cells than sequences, so as many rows as sequences have no filler.
         has_filler = per_token or len(out) != len(part.indices)
-        return (out[part.token_positions if per_token else part.cells] if has_filler else out).numpy()  # type: ignore[no-any-return]
+        return (out[part.token_positions if per_token else part.cells] if has_filler else out).numpy()
 
     logits: Floats | None = None
     count_done = 0
@@ -118,6 +127,12 @@ def compute_logits(
                 on_progress(count_done, len(sequences))
     assert logits is not None
     return logits
+
+
+def score_answers(model: ModelWithHead, batch: Batch) -> Tensor:
+    """Return the log-probability of the targets of each cell, and their number `[C, 2]`."""
+    answers = compute_answer_logprobs(model, batch)
+    return torch.stack((answers.sums, answers.counts.to(answers.sums.dtype)), dim=1)
 
 
 def _choose_batch_tokens(model: nn.Module, tokens: int, device: str) -> int:
@@ -187,6 +202,8 @@ def answer_perplexity(
     if not encoder.is_generative:
         raise UsageError("perplexity needs a model that generates its answers; this one has a head")
     sequences = encoder.encode(examples).sequences
+    if sequences.labels is not None:  # of two answers, the first is the reference
+        sequences = sequences.take(np.flatnonzero(sequences.labels == 0))
     device = next(model.parameters()).device
     nats = units = 0.0
     with eval_mode(model), torch.compiler.set_stance("force_eager"):

@@ -32,6 +32,9 @@ MAX_NUMERIC_CLASSES = 20
 MESSAGES = "messages"
 CHAT_FORMS = ((MESSAGES, None, MESSAGES), ("instruction", "input", "output"), ("prompt", None, "completion"))
 """Columns of chats: of the text, of a second text that may be absent or blank, and of the answer, for each form."""
+ANSWER_PAIR = ("chosen", "rejected")
+PROMPT_FORMS = (("prompt", None), ("instruction", "input"), ("question", None))
+"""Columns of the prompt of two answers, and of a second text that may be absent or blank."""
 LABEL_SEPARATOR = "|"
 """Separator of several labels in a cell."""
 
@@ -47,6 +50,19 @@ def find_chat_form(columns: Iterable[str]) -> dict[str, str | None] | None:
         if text in names and label in names:
             return {"text": names[text], "pair": names.get(pair or ""), "label": names[label]}
     return None
+
+
+def find_preference_form(columns: Iterable[str]) -> tuple[str, str | None, str, str] | None:
+    """Return the columns of a prompt, of its second text, and of the better and the worse answer, or None.
+
+    Without a prompt the answers are whole chats, and its column is that of the better ones.
+    """
+    names = {column.strip().lower(): column for column in columns}
+    if not names.keys() >= {*ANSWER_PAIR}:
+        return None
+    better, worse = ANSWER_PAIR
+    text, pair = next((form for form in PROMPT_FORMS if form[0] in names), (better, None))
+    return names[text], names.get(pair or ""), names[better], names[worse]
 
 
 @spec

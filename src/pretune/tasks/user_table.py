@@ -24,6 +24,7 @@ from pretune.tasks.table_reader import (
     check_numbers,
     count_values,
     find_chat_form,
+    find_preference_form,
     is_finite,
     pick_text_columns,
 )
@@ -84,6 +85,8 @@ def infer_type(tables: UserTables) -> str:
     Lists, and labels with "|", are several labels. If most labels are not numbers, they are classes; if most are
     numbers, all must be: up to `MAX_NUMERIC_CLASSES` different integers are classes, other numbers are scores.
     """
+    if find_preference_form(tables.train.columns) and tables.label is None:
+        return "preference"
     if tables.text is None and tables.label is None and find_chat_form(tables.train.columns):
         return "instruction"
     if tables.labels is not None:

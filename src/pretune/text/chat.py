@@ -223,8 +223,10 @@ class ChatTokens(NamedTuple):
     is_answer: NDArray[np.bool_]
 
 
-def encode_chat(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message]) -> ChatTokens:
-    """Encode a chat with its answers."""
+def encode_chat(
+    tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Message], *, last_only: bool = False
+) -> ChatTokens:
+    """Encode a chat with its answers, or with `last_only` the last of them."""
     text = replace_surrogates(template.render(messages))
     encoding = tokenizer.raw.encode(text, add_special_tokens=False)
     offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
@@ -233,7 +235,7 @@ def encode_chat(tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence
     starts = np.minimum(offsets[:, 0], np.append(0, ends)[:-1])
     is_special, numbers = np.isin(encoding.ids, [*tokenizer.special_ids]), np.arange(len(offsets))
     is_answer = np.zeros(len(offsets), np.bool_)
-    for span in find_answers(template, messages, text):
+    for span in find_answers(template, messages, text)[-1 if last_only else 0 :]:
         is_answer |= (ends > span.start) & (starts < span.end)
         is_after = (starts >= span.end) & (starts < span.limit)
         if (is_after & is_special).any():

@@ -15,6 +15,7 @@ from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.io import ADAPTER_FILE
+from pretune.adaptation.preference import RewardModel
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.adaptation.surgery import add_blocks, add_task_tokens, replace_vocabulary, resize_positions
 from pretune.core import config
@@ -34,6 +35,7 @@ from pretune.models.model import LanguageModel, build, build_empty
 from pretune.models.spec import Model
 from pretune.nn.heads import get_running_statistics
 from pretune.runs.finetune.config import AdaptationConfig, BaseConfig, FinetuneConfig
+from pretune.runs.finetune.preferences import PreferenceRun, build_preference_run
 from pretune.runs.finetune.saved_task import SavedTask
 from pretune.runs.finetune.task_data import TaskData, find_member_tasks
 from pretune.tasks.encoder import TaskEncoder, build_head, find_scale
@@ -48,6 +50,7 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.training.config import configure_model
 from pretune.training.distributed import Ranks
 from pretune.training.optim import ParameterGroup, build_parameter_groups
+from pretune.training.step import TrainingObjective
 
 MAX_UNKNOWN_SHARE = 0.05
 """Share of unknown tokens that triggers a warning; text in the vocabulary's language has well below 1%."""
@@ -64,6 +67,13 @@ class AdaptedModel:
     groups: list[ParameterGroup]
     unfreezing: list[UnfreezingHook]
     distillation: TaskDistillation | None = None
+    preferences: PreferenceRun | None = None
+
+    @property
+    def objective(self) -> TrainingObjective:
+        """Objective of the training: that of the head, of a teacher, or of preferences."""
+        preferences = None if self.preferences is None else self.preferences.objective
+        return self.distillation or preferences or self.model.spec
 
     @property
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -125,7 +135,8 @@ def build_adapted_model(
     schedules = [part for part in (tuning.method, tuning.tune.trainable_layers) if isinstance(part, Gradual)]
     unfreezing = [schedule.build_hook(model, epoch=1.0) for schedule in schedules]
     model.has_frozen_body = not any(name.startswith("model.") for group in groups for name in group.names)
-    return AdaptedModel(model, body, groups, unfreezing, distillation)
+    preferences = build_preference_run(tuning, task, model)
+    return AdaptedModel(model, body, groups, unfreezing, distillation, preferences)
 
 
 def load_task_teacher(tuning: FinetuneConfig, device: torch.device) -> TaskTeacher | None:
@@ -250,9 +261,13 @@ def build_task_head(
     """
     if several := find_member_tasks(task):
         return _build_heads(several, model, tokenizer, tune)
+    if tune.preference is not None and not get_type(task).inputs.compares_answers:
+        raise UsageError(f"tune.preference: task '{task.name}' is of the type {task.kind}; remove the setting")
     text_to_text = tune.text_to_text
     if text_to_text is None and not (tune.scalar_mix is None and tune.pooling is None):
         text_to_text = False  # these heads cannot generate
+    if isinstance(tune.preference, RewardModel):
+        task = replace(task, kind="choice")  # a score for each answer
     head = build_head(task, model, tokenizer, text_to_text=text_to_text, lm_loss_weight=tune.lm_loss_weight)
     for name in ("dropout", "pooling", "scalar_mix"):
         value = getattr(tune, name)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pretune.adaptation.distillation import TaskDistill
 from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, Gradual, LastOnly
 from pretune.adaptation.methods import METHODS, AnyMethod
+from pretune.adaptation.preference import AnyPreferenceLoss
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config
 from pretune.core.config import Constraint, Fraction, Ge, Gt, Le, NonNegative, PathText, Positive, spec
@@ -97,6 +98,7 @@ class AdaptationConfig:
     lm_lr: Positive[float] | None = None  # its learning rate; None: that of pre-training
     temperature: Annotated[float, Ge(1)] = 1.0  # of sampling several tasks: 1 by their sizes, higher more evenly
     cache_features: bool = True  # of a frozen model: compute them once, if they are small enough
+    preference: AnyPreferenceLoss | None = None  # loss of pairs of answers; None: DPO
     distill: TaskDistill | None = None  # imitation of a fine-tuned teacher (`--teacher`)
 
 

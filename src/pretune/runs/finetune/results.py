@@ -93,7 +93,7 @@ def write_results(
         "trials": [_drop_predictions(trial) for trial in trials],
     }
     for row in rows:
-        if row.name == ZERO_SHOT:
+        if row.name == ZERO_SHOT and get_type(task_data.task).scoring.gold == "text":
             scores["samples"] = collect_samples(task_data, selection[0], row)
     io.write_json(run_dir.scores, scores)
     draw_plots(run_dir.path, scores)

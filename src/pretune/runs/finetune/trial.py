@@ -102,6 +102,7 @@ class FinetuneTrial:
         self.notes = self.encoders.find_notes(self.train_examples)
         self.selection_examples = self._select_eval_examples()
         self.data, is_new = self._encode()
+        self._compute_references()
         self.count_flops = self._build_flops_counter(counts_body=is_new)
         self._synchronize_weights()
         self.stream = self.encoders.build_stream(self.data.train, tuning, fixed_shape=ranks.device.type == "cuda")
@@ -138,6 +139,10 @@ class FinetuneTrial:
             self.notes += self.encoders.describe_counts(items)
             if distillation is not None and context.teacher is not None:
                 items = add_teacher_logits(items, context.teacher, distillation, self.precision)
+            if (preferences := self.adapted_model.preferences) is not None:
+                encoder = self.encoders.encoders[0]
+                preferences.compute_references(self.model, encoder, self.train_examples, self.precision)
+                items = (preferences.add_references(items[0], self.train_examples),)
             shared_data[key] = EncodedData(items)
             if caches_features:
                 share = self.selection_examples[ranks.rank :: ranks.world]
@@ -148,6 +153,13 @@ class FinetuneTrial:
             for note in self.notes:
                 log.warn(note)
         return shared_data[key], is_new
+
+    def _compute_references(self) -> None:
+        """Compute the reference of held-out pairs, before training changes the model."""
+        preferences, parts = self.adapted_model.preferences, self.context.task_data.parts
+        if preferences is not None:
+            examples = [*parts.dev, *(parts.test if self.context.task_data.headline_split == "test" else ())]
+            preferences.compute_references(self.model, self.encoders.encoders[0], examples, self.precision)
 
     def _build_flops_counter(self, *, counts_body: bool) -> FlopsCounter | DistillationFlops | FeatureFlops:
         if self.data.train[0].has_features:
@@ -220,11 +232,13 @@ class FinetuneTrial:
     @property
     def selects_by_loss(self) -> bool:
         """True if the best weights have the lowest loss of the answers, which are long to generate."""
-        return get_type(self.context.task_data.task).inputs.has_own_encoding
+        return self.encoders.is_generative and get_type(self.context.task_data.task).inputs.has_own_encoding
 
     def _score_selection(self) -> dict[str, float]:
         """Return the scores on the examples of selection."""
         examples = self.selection_examples
+        if (preferences := self.adapted_model.preferences) is not None:
+            return preferences.score(self.model, self.encoders.encoders[0], examples, self.precision)
         if self.selects_by_loss:
             return compute_answer_scores(self.model, self.encoders.encoders[0], examples, self.precision)
         return compute_scores(self.context.task_data, examples, self.predict(examples))
@@ -233,6 +247,9 @@ class FinetuneTrial:
         """Return the official scores; for generation also the perplexity of the gold answers, on rank 0."""
         task_data = self.context.task_data
         scores = compute_scores(task_data, examples, predictions)
+        preferences = self.adapted_model.preferences
+        if preferences is not None and self.context.ranks.is_first:
+            scores |= preferences.score(self.model, self.encoders.encoders[0], examples, self.precision)
         is_text = get_type(task_data.task).scoring.gold == "text" and not task_data.members
         if is_text and self.context.ranks.is_first:
             encoder = self.encoders.encoders[0]
@@ -257,7 +274,7 @@ class FinetuneTrial:
         with Trainer(
             trained=TrainedModel(
                 model=self.model,
-                objective=distillation or self.model.spec,
+                objective=adapted_model.objective,
                 spec=self.model.model.spec,
                 count_flops=flops,
                 groups=adapted_model.groups,
@@ -276,7 +293,7 @@ class FinetuneTrial:
             evaluation=Evaluation(
                 evaluate=lambda loop: self._score_selection(),
                 every=outlook.eval_every,
-                compute_loss=lambda metrics: metrics["loss"] if self.selects_by_loss else -get_headline(metrics),
+                compute_loss=lambda metrics: get_headline(metrics) * (1 if self.selects_by_loss else -1),
                 at_start=False,  # a random head gives no information
                 early_stopping=early_stopping,
                 overhead=outlook,

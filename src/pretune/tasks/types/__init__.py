@@ -30,6 +30,7 @@ TASK_TYPES: "Registry[TaskType]" = Registry(
         "choice": "pretune.tasks.types.choice:CHOICE",
         "generation": "pretune.tasks.types.text_to_text:GENERATION",
         "instruction": "pretune.tasks.types.instruction:INSTRUCTION",
+        "preference": "pretune.tasks.types.preference:PREFERENCE",
         "embedding": "pretune.tasks.types.embedding:EMBEDDING",
         "retrieval": "pretune.tasks.types.base:RETRIEVAL",
         "pairs": "pretune.tasks.types.base:MINIMAL_PAIRS",

@@ -75,6 +75,7 @@ class Inputs:
     default_new_tokens = 64  # tokens of a generated answer
     pair_field = "pair"  # name of the second text in an error
     has_own_encoding = False  # of generated answers, too
+    compares_answers = False  # by their log-probabilities, where others generate one
 
     def build_head(self, task: Task) -> TaskHead:
         """Return the head of a task."""

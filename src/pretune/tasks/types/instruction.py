@@ -50,7 +50,7 @@ class InstructionReader(TableReader):
 
     def parse_row(self, row: TableRow) -> Example:
         if self.text == self.label:
-            messages = _read_messages(row.require(self.text), row.location)
+            messages = read_messages(row.require(self.text), row.location)
             if messages[-1]["role"] != ANSWER_ROLE:
                 raise data_error(f"{row.location}: no answer: the last message must be of the role '{ANSWER_ROLE}'")
             *context, answer = messages
@@ -74,7 +74,7 @@ def build_message(text: str, second: object, location: str) -> Message:
     return {"role": ROLES[0], "content": text if is_blank(second) else f"{text}\n\n{second}"}
 
 
-def _read_messages(value: object, location: str) -> list[Message]:
+def read_messages(value: object, location: str) -> list[Message]:
     """Return checked messages: a system message may come first, then user and assistant take turns."""
     try:
         messages = check_messages(value, location)
@@ -154,7 +154,7 @@ class ChatInputs(Inputs):
         """Return the example of a new chat: messages, or a text and a second one."""
         name = read_id(fields, source)
         if isinstance(value := fields.get(MESSAGES), list):
-            messages = _read_messages(value, source)
+            messages = read_messages(value, source)
             return build_example(messages[: -1 if messages[-1]["role"] == ANSWER_ROLE else None], None, name)
         form = find_chat_form([*map(str, fields), *(label for _, _, label in CHAT_FORMS)]) or {}
         columns = {"text": text if text in fields else form.get("text"), "pair": pair or form.get("pair")}
@@ -167,43 +167,62 @@ class ChatInputs(Inputs):
 
         What is too long loses its end in training, else its start.
         """
-        if rules.spec.shape != "decoder":
-            raise UsageError(f"instructions need a decoder; this model has the shape '{rules.spec.shape}'")
-        template = _get_template(rules)
-        room = rules.max_length if training else max(rules.max_length - rules.max_new_tokens, 1)
-        ids, targets, lost = list[Any](), list[Any](), np.zeros(len(examples), np.int64)
-        no_answer = 0
-        for number, example in enumerate(examples):
-            try:
-                messages = list_messages(example, with_answer=training)
-                tokens, is_answer = (
-                    encode_chat(rules.tokenizer, template, messages)
-                    if training
-                    else (encode_prompt(rules.tokenizer, template, messages), np.zeros(0, np.bool_))
-                )
-            except UsageError as error:
-                raise DataError(f"task '{rules.task.name}': row {format_example(example)}: {error}") from None
-            lost[number] = max(len(tokens) - room, 0)
-            tokens = tokens[:room] if training else tokens[-room:]
-            ids.append(np.array(tokens, dtype=np.int64))
-            if training:
-                labels = np.where(is_answer[:room], ids[-1], IGNORE_INDEX)
-                targets.append(np.append(labels[1:], IGNORE_INDEX))
-                no_answer += not is_answer[1:room].any()
-        if training and no_answer == len(examples):
-            problem = f"no answer is within data.max_length ({rules.max_length}) tokens; increase it"
-            raise DataError(f"task '{rules.task.name}': {problem}")
-        counts = Counts(examples=len(examples), cut=int((lost > 0).sum()), lost=int(lost.sum()), answers_lost=no_answer)
-        sequences = Sequences(
-            tokens=np.concatenate(ids),
-            offsets=compute_offsets(np.array([len(tokens) for tokens in ids])),
-            targets=np.concatenate(targets) if training else None,
-        )
+        chats = [list_messages(example, with_answer=training) for example in examples]
+        sequences, counts = encode_chats(rules, examples, chats, has_answers=training)
+        if training:
+            check_answers(rules, counts)
         return build_items(sequences, counts)
 
     def get_end_tokens(self, rules: EncodingRules) -> tuple[int, ...]:
         """Return the tokens that end an answer: that of the template, and those of the model."""
         return tuple(dict.fromkeys((*find_turn_end(rules.tokenizer, _get_template(rules)), *rules.spec.special.eos)))
+
+
+def encode_chats(
+    rules: EncodingRules,
+    examples: Examples,
+    chats: Sequence[Sequence[Message]],
+    *,
+    has_answers: bool,
+    last_only: bool = False,
+) -> tuple[Sequences, Counts]:
+    """Encode one chat of each example; its answers, if it has some, are targets, with `last_only` the last one."""
+    if rules.spec.shape != "decoder":
+        raise UsageError(f"instructions need a decoder; this model has the shape '{rules.spec.shape}'")
+    template = _get_template(rules)
+    room = rules.max_length if has_answers else max(rules.max_length - rules.max_new_tokens, 1)
+    ids, targets, lost = list[Any](), list[Any](), np.zeros(len(chats), np.int64)
+    no_answer = 0
+    for number, (example, messages) in enumerate(zip(examples, chats, strict=True)):
+        try:
+            tokens, is_answer = (
+                encode_chat(rules.tokenizer, template, messages, last_only=last_only)
+                if has_answers
+                else (encode_prompt(rules.tokenizer, template, messages), np.zeros(0, np.bool_))
+            )
+        except UsageError as error:
+            raise DataError(f"task '{rules.task.name}': row {format_example(example)}: {error}") from None
+        lost[number] = max(len(tokens) - room, 0)
+        tokens = tokens[:room] if has_answers else tokens[-room:]
+        ids.append(np.array(tokens, dtype=np.int64))
+        if has_answers:
+            labels = np.where(is_answer[:room], ids[-1], IGNORE_INDEX)
+            targets.append(np.append(labels[1:], IGNORE_INDEX))
+            no_answer += not is_answer[1:room].any()
+    sequences = Sequences(
+        tokens=np.concatenate(ids),
+        offsets=compute_offsets(np.array([len(tokens) for tokens in ids])),
+        targets=np.concatenate(targets) if has_answers else None,
+    )
+    counts = Counts(examples=len(chats), cut=int((lost > 0).sum()), lost=int(lost.sum()), answers_lost=no_answer)
+    return sequences, counts
+
+
+def check_answers(rules: EncodingRules, counts: Counts) -> None:
+    """Raise DataError if all answers are cut."""
+    if counts.answers_lost == counts.examples:
+        problem = f"no answer is within data.max_length ({rules.max_length}) tokens; increase it"
+        raise DataError(f"task '{rules.task.name}': {problem}")
 
 
 def _get_template(rules: EncodingRules) -> ChatTemplate:
