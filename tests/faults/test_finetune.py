@@ -13,6 +13,7 @@ import torch
 import pretune as pt
 from pretune.cli import main
 from tests.faults.runs import Nursery, metrics, steps_of
+from tests.inference.speakers import speaker
 from tests.runs import tasked
 
 Capture = pytest.CaptureFixture[str]
@@ -90,6 +91,21 @@ class TestKilled:
         pt.save(model, mine, overwrite=True)
         child = runs.run([*command(mine, table, out, *more), "--resume"], code=4)
         assert "base" in child.line
+
+    def test_answers_are_sampled_as_if_nothing_had_happened(self, runs: Nursery, tmp_path: Path) -> None:
+        """Those of a run that is trained on their rewards, with the weights of the checkpoint."""
+        pt.save(speaker("llama-7b", "bpe", "endoftext"), tmp_path / "base")
+        rows = [{"question": f"{number} and?", "answer": "[aeiou]"} for number in range(20)]
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        more = ["--reward=regex", "--method=lora", "--set=train.batch=3", "--set=tune.grpo.samples=4"]
+        more += ["--set=data.max_new_tokens=3"]
+        straight, out = tmp_path / "straight" / "run", tmp_path / "killed" / "run"
+        runs.run(command(tmp_path / "base", tmp_path / "own.jsonl", straight, *more))
+        assert any(0 < line["no_signal"] < 1 for line in metrics(straight) if "reward" in line)
+        killed = command(tmp_path / "base", tmp_path / "own.jsonl", out, *more)
+        runs.run(killed, ["killed_after_saving", 7], code=-signal.SIGKILL)
+        runs.run(["finetune", f"--out={out}", "--resume"])
+        assert same(out, straight)
 
     @pytest.mark.slow
     def test_trials_that_are_done_are_not_done_again(

@@ -42,6 +42,8 @@ PERFECT: dict[str, tuple[Any, Any]] = {
     "attachment": (TREES, TREES),
     "coreference": (CLUSTERS, CLUSTERS),
     **each(("ndcg", "mrr", "recall"), (RELEVANT, [["a", "b"], ["c"]])),
+    **each(("exact", "regex"), (TEXTS, TEXTS)),
+    "number": (["#### 1,200", "-0.5"], ["It is 1200.0.", "so -.5"]),
 }
 # And predictions that are wrong in every way.
 WRONG: dict[str, Any] = {
@@ -61,6 +63,8 @@ WRONG: dict[str, Any] = {
     "coreference": [[["x", "y"]], []],
     **each(("ndcg", "mrr", "recall"), [["x"], ["a", "b"]]),
     "multilabel_f1": [["c"], ["a", "b"], []],
+    **each(("exact", "regex"), ["xyz", ""]),
+    "number": ["1200 or 12", "0.5"],
 }
 NEEDS = {"bleu": "sacrebleu", "chrf": "sacrebleu"}
 

@@ -16,7 +16,7 @@ from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train
 
 SHAPES = ("bert", "gpt2", "t5", "bart")
-KINDS = tuple(kind for kind in TYPE_OPTIONS if kind not in ("embedding", "instruction", "preference"))
+KINDS = tuple(kind for kind in TYPE_OPTIONS if kind not in ("embedding", "instruction", "preference", "reward"))
 TEXT = [
     "The old man walked down to the river and looked for his boat, but it was gone.",
     "A good film is one that you want to see again; a bad one you have forgotten before it ends.",

@@ -120,9 +120,7 @@ def test_small_tasks_are_read_more_often_in_a_mixture() -> None:
         shares.append(sum(number >= 90 for number in numbers))
     assert shares[0] == 10 and shares[1] >= 2
     alike = TaskStream(joint_items, batch=10, seed=0, mixing=SmoothedMixing(alpha=0.0))
-    orders = [
-        number for step in alike.steps(0) for number in alike.items.take(alike._select_items(step)).samples.tolist()
-    ]  # type: ignore[union-attr]
+    orders = [number for step in alike.steps(0) for number in alike.items.take(alike.select(step)).samples.tolist()]  # type: ignore[union-attr]
     assert sum(number >= 90 for number in orders) == 50
 
 

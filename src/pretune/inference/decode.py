@@ -82,6 +82,7 @@ def generate_tokens(
     prefix: bool = False,
     callbacks: DecodingCallbacks = DecodingCallbacks(),  # noqa: B008 (a frozen value)
     torch_compile: bool = False,
+    numbers: Sequence[int] | None = None,
 ) -> list[list[GeneratedTokens]]:
     """Generate `returns` texts for each prompt, best first for a beam search.
 
@@ -89,7 +90,8 @@ def generate_tokens(
     starts by its config, or by `generation_tokens`, followed by `decoder_prompts` if given. With `prefix` attention is
     bidirectional within a decoder's prompt, for models trained so. At most `batch` rows (texts or beams) of similar
     length are decoded together; results are in the order of the prompts, and independent of it. `torch_compile`
-    compiles prefill (on a GPU) and step first, which takes a minute and pays off for much text on a GPU.
+    compiles prefill (on a GPU) and step first, which takes a minute and pays off for much text on a GPU. Random draws
+    depend on the `numbers` of the prompts, by default their places.
     """
     language_model = get_predictive_model(model)
     check_can_generate(language_model)
@@ -99,7 +101,7 @@ def generate_tokens(
     if prefix and language_model.spec.is_encoder_decoder:
         raise UsageError("prefix=True needs a decoder, got an encoder-decoder")
     inputs, sources = _prepare_inputs(language_model, prompts, decoder_prompts, generation_tokens.start)
-    job = GenerationJob(language_model, decoding, generation_tokens, prefix, torch_compile, inputs, sources)
+    job = GenerationJob(language_model, decoding, generation_tokens, prefix, torch_compile, inputs, sources, numbers)
     _check_lengths(job)
     order = np.argsort([-len(tokens) for tokens in job.sources or job.prompts], kind="stable").tolist()
     groups = [*_split_groups(order, max(batch // decoding.rows_per_prompt, 1))]
@@ -159,6 +161,7 @@ class GenerationJob:
     torch_compile: bool
     prompts: Sequence[list[int]]
     sources: Sequence[list[int]] | None
+    numbers: Sequence[int] | None = None
 
 
 def _prepare_inputs(
@@ -206,7 +209,8 @@ def _generate_group(
     engine = get_engine(model, shape)
     index = None if rows == 1 else torch.arange(len(group), device=device).repeat_interleave(rows)
     engine.load(cache, index)
-    engine.search.load(prompts, group, getattr(decoding.search, "seed", 0))
+    numbers = group if job.numbers is None else [job.numbers[i] for i in group]
+    engine.search.load(prompts, numbers, getattr(decoding.search, "seed", 0))
     engine.search.choose(logits if index is None else logits.index_select(0, index))
     return _run_steps(engine, group, decoding, callbacks)
 

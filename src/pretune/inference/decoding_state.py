@@ -18,11 +18,12 @@ from pretune.inference.generation_config import GenerationConfig, GenerationToke
 
 
 class GeneratedTokens(NamedTuple):
-    """New tokens of a text without the end token, why it ended, and the score of a beam search."""
+    """New tokens of a text without the end token, why it ended, the score of a beam search, and the end token."""
 
     tokens: list[int]
     finish_reason: Literal["end", "length", "stop"]
     score: float | None = None
+    end: int | None = None
 
 
 class SearchShape(NamedTuple):
@@ -195,7 +196,9 @@ def find_eos(tokens: Tensor, eos: tuple[int, ...]) -> Tensor:
 def strip_eos(tokens: list[int], generation_tokens: GenerationTokens, score: float | None = None) -> GeneratedTokens:
     """Remove the end token of a text."""
     has_eos = bool(tokens) and tokens[-1] in generation_tokens.eos
-    return GeneratedTokens(tokens[:-1] if has_eos else tokens, "end" if has_eos else "length", score)
+    if not has_eos:
+        return GeneratedTokens(tokens, "length", score)
+    return GeneratedTokens(tokens[:-1], "end", score, tokens[-1])
 
 
 def pad_rows(rows: Sequence[Sequence[int]], columns: int) -> tuple[Ints, Ints]:

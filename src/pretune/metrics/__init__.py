@@ -72,6 +72,9 @@ METRICS: Registry[Metric] = Registry(
         "ndcg": "pretune.metrics.numeric:ndcg",
         "mrr": "pretune.metrics.numeric:mrr",
         "recall": "pretune.metrics.numeric:recall",
+        "exact": "pretune.metrics.rewards:exact",
+        "number": "pretune.metrics.rewards:number",
+        "regex": "pretune.metrics.rewards:regex",
     },
     group="pretune.metrics",
 )
@@ -87,7 +90,7 @@ METRIC_INPUTS: Mapping[str, str] = {
         "trees": ("attachment",),
         "clusters": ("coreference",),
         "answers": ("squad", "squad2", "exact_match", "triviaqa", "coqa", "answer_f1", "record"),
-        "texts": ("rouge", "rouge_l", "rouge_stemmed", "bleu", "chrf"),
+        "texts": ("rouge", "rouge_l", "rouge_stemmed", "bleu", "chrf", "exact", "number", "regex"),
     }.items()
     for name in names
 }
@@ -96,7 +99,7 @@ METRIC_INPUTS: Mapping[str, str] = {
 GROUP_METRICS = frozenset(name for name, values in METRIC_INPUTS.items() if values == "groups")
 """Metrics whose unit is a group of examples: a subset must not split a group."""
 
-SHARE_METRICS = frozenset({"accuracy", "choice_accuracy", "exact_match"})
+SHARE_METRICS = frozenset({"accuracy", "choice_accuracy", "exact_match", "exact", "number", "regex"})
 """Metrics that are the share of correct examples."""
 
 MEAN_METRICS = SHARE_METRICS | {"squad", "squad2", "triviaqa", "coqa", "answer_f1", "rouge", "rouge_l", "rouge_stemmed"}

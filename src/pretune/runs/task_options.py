@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pretune.core.api import ConfigSource, Option, Options, StrPath, option, option_set, positional, setting
 from pretune.core.errors import UsageError
+from pretune.metrics.rewards import read_reward
 from pretune.runs.options import (
     BASE,
     CONFIG,
@@ -91,6 +92,14 @@ class FinetuneOptions(Options):
     text: str | None = TEXT.field(sets="task.text")
     pair: str | None = PAIR.field(sets="task.pair")
     label: str | None = option("--label COL", "Label or score column.", sets="task.label")
+    reward: str | Callable[[str, str], float] | None = option(
+        "--reward NAME",
+        "Train on rewards of sampled answers: exact, number, regex, or your function, FILE.py:function.",
+        sets="task.reward",
+        kind=str,
+        parse=read_reward,
+        names=("exact", "number", "regex"),
+    )
     out: StrPath | None = OUT.field()
     method: str | None = option(
         "--method NAME",

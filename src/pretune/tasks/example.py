@@ -10,7 +10,7 @@
     span             text (the question), pair (the passage), spans and answers (none: no answer)
     choice           text, choices, label (index of the correct one), pair (if the question is separate)
     generation       text, target
-    instruction      text, messages (role and content, without the answer), target
+    instruction      text, messages (role and content, without the answer), target; reward: the same
     preference       text, messages (as above), choices (the chosen and the rejected answer), label (0)
     pairs            text (the better sentence), pair (the worse)
     cloze            text (the context), target (the next word)

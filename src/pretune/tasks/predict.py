@@ -152,18 +152,8 @@ def generate_texts(
     on_progress: ProgressCallback | None = None,
 ) -> list[Prediction]:
     """Generate an answer for each example."""
-    rules = encoder.rules
-    no_slots = replace(encoder, rules=replace(rules, slots=0))  # decoding reserves the slots itself
-    items = no_slots.encode(examples, training=False).sequences
-    side = items if items.source is None else items.source
-    prompts = [side.tokens[start:end].tolist() for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True)]
-    inputs = get_type(rules.task).inputs
-    tokens = GenerationTokens(
-        start=get_start_token(rules) if rules.spec.is_encoder_decoder else None,
-        eos=inputs.get_end_tokens(rules) if inputs.has_own_encoding else get_end_tokens(rules),
-    )
-    search = GreedySearch() if beams == 1 else BeamSearch(beams=beams)
-    decoding = GenerationConfig(max_new_tokens=rules.max_new_tokens + count_answer_specials(rules), search=search)
+    rules, (prompts, decoding, tokens) = encoder.rules, encode_prompts(encoder, examples)
+    decoding = replace(decoding, search=GreedySearch() if beams == 1 else BeamSearch(beams=beams))
     device = next(model.parameters()).device
     predictions: list[Prediction] = []
     for first in range(0, len(prompts), GROUP_SIZE):
@@ -177,6 +167,23 @@ def generate_texts(
         if on_progress is not None:
             on_progress(len(predictions), len(examples))
     return predictions
+
+
+def encode_prompts(
+    encoder: TaskEncoder, examples: Examples
+) -> tuple[list[list[int]], GenerationConfig, GenerationTokens]:
+    """Return the prompts of examples, the length of their answers, and the tokens that start and end them."""
+    rules = encoder.rules
+    no_slots = replace(encoder, rules=replace(rules, slots=0))  # decoding reserves the slots itself
+    items = no_slots.encode(examples, training=False).sequences
+    side = items if items.source is None else items.source
+    prompts = [side.tokens[start:end].tolist() for start, end in zip(side.offsets[:-1], side.offsets[1:], strict=True)]
+    inputs = get_type(rules.task).inputs
+    tokens = GenerationTokens(
+        start=get_start_token(rules) if rules.spec.is_encoder_decoder else None,
+        eos=inputs.get_end_tokens(rules) if inputs.has_own_encoding else get_end_tokens(rules),
+    )
+    return prompts, GenerationConfig(max_new_tokens=rules.max_new_tokens + count_answer_specials(rules)), tokens
 
 
 def compute_answer_scores(

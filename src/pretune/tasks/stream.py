@@ -83,12 +83,12 @@ class TaskStream:
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         """Return the batch of a step, or one of several parts of its items: of a rank, of a micro-batch."""
-        sequences, row, shape = self._lay_out(self._select_items(step, part, parts), parts)
+        sequences, row, shape = self._lay_out(self.select(step, part, parts), parts)
         return lay_out(sequences, row, shape)
 
     def examples(self, step: int) -> list[int]:
         """Return the numbers of the examples of a step."""
-        samples = self.items.take(self._select_items(step)).samples
+        samples = self.items.take(self.select(step)).samples
         return [] if samples is None else list(dict.fromkeys(samples.tolist()))
 
     @property
@@ -102,7 +102,7 @@ class TaskStream:
             self._shapes[parts] = self._measure(parts)
         return self._shapes[parts]
 
-    def _select_items(self, step: int, part: int = 0, parts: int = 1) -> Ints:
+    def select(self, step: int, part: int = 0, parts: int = 1) -> Ints:
         """Return the items of a step, or of a part of it."""
         if not 0 <= part < parts:
             raise UsageError(f"part must be from 0 to {parts - 1}, got {part}")
@@ -119,7 +119,7 @@ class TaskStream:
         longest = _round_up(self._lengths.max())
         source_length = None if self._source is None else _round_up(self._source.max())
         steps = self.steps(0)
-        sample = [self._select_items(step) for step in steps[:: max(len(steps) // ROW_SAMPLE, 1)]]
+        sample = [self.select(step) for step in steps[:: max(len(steps) // ROW_SAMPLE, 1)]]
 
         def compute_lengths(times: int) -> tuple[int, int | None]:
             if source_length is None or self._source is None:
@@ -173,7 +173,7 @@ class TaskStream:
         steps = self.steps(0)
         measurements: list[tuple[int, int, int]] = []
         for step in steps[:: max(len(steps) // SHAPE_SAMPLE, 1)]:
-            order, row = self._pack_rows(self._select_items(step, 0, parts), self._row_length, self._source_length)
+            order, row = self._pack_rows(self.select(step, 0, parts), self._row_length, self._source_length)
             if len(row):
                 cells = int(np.bincount(row, weights=self.items.sizes[order]).max())
                 targets = self.items.take(order).targets

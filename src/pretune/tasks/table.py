@@ -45,6 +45,7 @@ _COLUMNS = """
     answer: answer answers
     stem: text question premise context ctx sentence prompt
     correct choice: label answer answerkey correct target key
+    problem: question problem prompt instruction query text
     source: text source input document article question sentence
     target: target summary output answer highlights translation label
     anchor: anchor query sentence1 text1 premise question1 text_a question text sentence_a

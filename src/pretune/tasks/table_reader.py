@@ -107,6 +107,7 @@ class UserTables:
     pair: str | None = None
     labels: tuple[str, ...] | None = None
     has_pair: bool | None = None  # None: two texts if their columns have known names
+    reward: str | None = None  # metric of sampled answers
 
     @property
     def train(self) -> TableFile:

@@ -45,15 +45,16 @@ def build_user_task(
     type: str | None = None,
     has_pair: bool | None = None,
     strict: bool = False,
+    reward: str | None = None,
 ) -> Task:
     """Build a task from files by split, with at least one for train; every row is checked.
 
     With `labels`, those of a model to be evaluated (empty for scores), no training file is needed. `type` is one of
     `list_type_options`, except embedding; classification of two texts is a task of type pair. `has_pair`
     sets whether two texts are read; None: two if no text column is named and the columns are one of `PAIR_COLUMNS`.
-    Rows with a blank cell are skipped, or with `strict` a DataError.
+    Rows with a blank cell are skipped, or with `strict` a DataError. With `reward`, a metric, answers are sampled.
     """
-    kind = TYPE_ALIASES.get(type or "", type)
+    kind = TYPE_ALIASES.get(type or "", "reward" if type is None and reward is not None else type)
     options = [option for option in list_type_options() if option != "embedding"]
     if kind is not None and kind not in options:
         raise UsageError(f"unknown type '{kind[:40]}'{suggest(kind, options)} (allowed: {', '.join(options)})")
@@ -63,13 +64,15 @@ def build_user_task(
     column_names = [column for column in (text, label, pair) if column]
     tables = {split: replace(open_file(Path(path), column_names), strict=strict) for split, path in files.items()}
     user_tables = UserTables(
-        files=tables, name=name, text=text, label=label, pair=pair, labels=labels, has_pair=has_pair
+        files=tables, name=name, text=text, label=label, pair=pair, labels=labels, has_pair=has_pair, reward=reward
     )
     forms = {table.form == "conll" for table in tables.values()}
     if len(forms) > 1:
         raise DataError(
             f"{user_tables.train.path}: CoNLL files and tables cannot be mixed; use one format for all splits"
         )
+    if reward is not None and kind is not None and not TASK_TYPES.get(kind).scoring.is_reward:
+        raise UsageError(f"--reward {reward}: a task of type {kind} has no rewards; remove one of them")
     task_type = TASK_TYPES.get(kind or ("tagging" if forms == {True} else infer_type(user_tables)))
     if forms == {True} and task_type.scoring.gold not in WORD_ANSWERS:
         readers = join_names([name for name in TASK_TYPES if TASK_TYPES.get(name).scoring.gold in WORD_ANSWERS])

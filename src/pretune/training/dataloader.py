@@ -28,7 +28,7 @@ class DataLoader:
 
     Step `offset` of the run is step 0 of the source. The rows of a step are split into `world` x `micro` equal parts,
     and rank r gets `micro` of them. Workers are processes; without workers, batches are made on demand, or for a GPU
-    one step ahead. Each worker makes up to `prefetch_factor` steps ahead.
+    one step ahead, unless `looks_ahead` is False. Each worker makes up to `prefetch_factor` steps ahead.
 
     `wait_seconds` counts the seconds the loop waited for batches; `stats` are the token counts of the last step.
     """
@@ -46,6 +46,7 @@ class DataLoader:
         workers: int = 0,
         device: torch.device | str = "cpu",
         prefetch_factor: int = 4,
+        looks_ahead: bool = True,
     ) -> None:
         if min(micro, world, prefetch_factor) < 1 or not 0 <= rank < world or workers < 0:
             raise UsageError(
@@ -67,7 +68,8 @@ class DataLoader:
         for number in range(workers):
             self._workers.append(Worker(source, prefetch_factor, _WORKER_NAME.format(number)))
         # NOTE: a thread, so that making a step and copying it to pinned memory overlaps with kernel launches.
-        self._executor = ThreadPoolExecutor(1, _WORKER_NAME) if self._prefetcher.is_async else None
+        is_async = self._prefetcher.is_async and looks_ahead
+        self._executor = ThreadPoolExecutor(1, _WORKER_NAME) if is_async else None
         self._request_first_steps()
 
     def __iter__(self) -> Self:

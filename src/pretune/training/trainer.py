@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from pretune.core import io, log
+from pretune.core.errors import DataError
 from pretune.core.log import format_count
 from pretune.core.run_dir import RunDir, RunLock
 from pretune.data.plan import BatchShape
@@ -79,6 +80,7 @@ class TrainingPhase:
     batches: BatchSource  # by step of the phase
     shape: BatchShape | None = None  # of every batch; None: batches are not split into micro-batches
     length: int = 0  # of sequences, for the log
+    is_sampled: bool = False  # by the model itself: no batch is made ahead of its step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,13 @@ class Trainer:
         shutdown.arm(loop, lambda loop: saver.save(loop, wait=True))
         self._start(saver, validation, is_new=checkpoint is None)
         for number in range(len(state.phases) - 1, len(phases)):
-            self._run_phase(number)
+            try:
+                self._run_phase(number)
+            except DataError:  # of the next batch, or of an evaluation
+                loop.hooks = [hook for hook in loop.hooks if hook is not validation]
+                saver.save(loop, wait=True)
+                self.logger.log(f"step {state.step:,}: stopped by an error; its checkpoint can be resumed")
+                raise
             if self._stops_early:
                 break
             if number + 1 < len(phases):
@@ -367,7 +375,7 @@ class Trainer:
         state.micro = self._count_micro_batches(phase)
         loop.graph_runner, loop.window, ranks, spec = None, phase.length, loop.ranks, self.trained.spec
         is_alone = state.micro == ranks.world == 1 and self.trained.parallel != "fsdp"
-        if phase.shape is not None and ranks.device.type == "cuda" and is_alone:
+        if phase.shape is not None and ranks.device.type == "cuda" and is_alone and not phase.is_sampled:
             loop.graph_runner = build_cuda_graph(phase.shape, spec, self.config, ranks.device, loop.module)
         loader = DataLoader(
             phase.batches,
@@ -377,8 +385,9 @@ class Trainer:
             micro=state.micro,
             rank=ranks.rank,
             world=ranks.world,
-            workers=self.batches.workers,
+            workers=0 if phase.is_sampled else self.batches.workers,
             device=ranks.device,
+            looks_ahead=not phase.is_sampled,
         )
         with loader:
             clock.start_phase(state)

@@ -15,6 +15,7 @@ from pretune.adaptation.heads.base import TaskHead
 from pretune.adaptation.heads.sequence import Classification
 from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.peft.io import ADAPTER_FILE
+from pretune.adaptation.policy_gradient import PolicyGradient
 from pretune.adaptation.preference import RewardModel
 from pretune.adaptation.scalar_mix import ScalarMixHead
 from pretune.adaptation.surgery import add_blocks, add_task_tokens, replace_vocabulary, resize_positions
@@ -68,12 +69,13 @@ class AdaptedModel:
     unfreezing: list[UnfreezingHook]
     distillation: TaskDistillation | None = None
     preferences: PreferenceRun | None = None
+    policy: PolicyGradient | None = None
 
     @property
     def objective(self) -> TrainingObjective:
-        """Objective of the training: that of the head, of a teacher, or of preferences."""
+        """Objective of the training: that of the head, of a teacher, of preferences, or of rewards."""
         preferences = None if self.preferences is None else self.preferences.objective
-        return self.distillation or preferences or self.model.spec
+        return self.distillation or preferences or self.policy or self.model.spec
 
     @property
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
@@ -136,7 +138,8 @@ def build_adapted_model(
     unfreezing = [schedule.build_hook(model, epoch=1.0) for schedule in schedules]
     model.has_frozen_body = not any(name.startswith("model.") for group in groups for name in group.names)
     preferences = build_preference_run(tuning, task, model)
-    return AdaptedModel(model, body, groups, unfreezing, distillation, preferences)
+    policy = None if tuning.tune.grpo is None else PolicyGradient(tuning.tune.grpo)
+    return AdaptedModel(model, body, groups, unfreezing, distillation, preferences, policy)
 
 
 def load_task_teacher(tuning: FinetuneConfig, device: torch.device) -> TaskTeacher | None:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pretune.adaptation.distillation import TaskDistill
 from pretune.adaptation.freeze import FirstFrozen, Frozen, Full, Gradual, LastOnly
 from pretune.adaptation.methods import METHODS, AnyMethod
+from pretune.adaptation.policy_gradient import GRPO
 from pretune.adaptation.preference import AnyPreferenceLoss
 from pretune.adaptation.scalar_mix import Mixing
 from pretune.core import config
@@ -59,6 +60,7 @@ class TaskConfig:
     text: str | None = None
     pair: str | None = None
     label: str | None = None
+    reward: str | None = None  # metric of sampled answers, which trains the model
     data: PathText | None = None  # directory of the built-in tasks
     train_examples: Positive[int] | None = None  # number of training examples, stratified; None: all
     max_examples_per_task: Positive[int] | None = None  # of several tasks, at most this many of each; None: all
@@ -71,7 +73,7 @@ class TaskConfig:
         if (self.name is None) == (self.train is None):
             values = "got neither" if self.name is None else f"got '{self.name}' and '{self.train}'"
             raise UsageError(f"a run needs either --task NAME or --train FILE; {values}")
-        for name in ("dev", "test", "text", "pair", "label"):
+        for name in ("dev", "test", "text", "pair", "label", "reward"):
             if self.name is not None and getattr(self, name) is not None:
                 raise UsageError(f"--{name} needs --train FILE, not --task; leave one of them out")
         if self.type == "embedding":
@@ -100,6 +102,7 @@ class AdaptationConfig:
     cache_features: bool = True  # of a frozen model: compute them once, if they are small enough
     preference: AnyPreferenceLoss | None = None  # loss of pairs of answers; None: DPO
     distill: TaskDistill | None = None  # imitation of a fine-tuned teacher (`--teacher`)
+    grpo: GRPO | None = None  # training on rewards of sampled answers (`--reward`)
 
 
 @spec(has_kind=False)
@@ -155,6 +158,12 @@ class FinetuneConfig(RunConfig):
 
     def __post_init__(self) -> None:
         """Refuse changes of the base model with methods that save an adapter only, which needs the base unchanged."""
+        if (self.tune.grpo is None) != (self.task.reward is None):
+            raise UsageError("tune.grpo is for tasks with a reward, and they need it; choose one with --reward NAME")
+        if self.tune.grpo is not None and self.tune.distill is not None:
+            raise UsageError(
+                "answers are sampled for rewards, or imitated from a teacher; remove --teacher or --reward"
+            )
         if isinstance(self.method, Full | Frozen | Gradual):
             return
         name = config.get_kind(self.method)

@@ -8,10 +8,12 @@ from typing import Any
 
 from pretune.adaptation import METHOD_PRESETS, METHODS
 from pretune.adaptation.peft.io import ADAPTER_FILE
+from pretune.adaptation.policy_gradient import GRPO
 from pretune.core.config import from_dict, get_kind, read_record
 from pretune.core.errors import CheckpointError, UsageError, suggest
 from pretune.core.hub import resolve_path
 from pretune.core.run_dir import RunDir
+from pretune.metrics.rewards import register_reward
 from pretune.models.hf import checkpoint
 from pretune.models.spec import Model
 from pretune.runs.config import find_rates, read_config, read_optimizer, read_registered, refuse_conflicts
@@ -69,6 +71,8 @@ RATE_FACTORS = {"freeze-first": 2.0, "from-scratch": 3.0}
 
 LENGTH_PATHS = ("train.epochs", "train.steps")
 """Settings of the length of a run, of which one is set."""
+REWARD_SETTINGS: Mapping[str, object] = {"tune.grpo": {}, "tune.dropout_factor": 0.0, "train.batch": 8}
+"""Settings of rewards: prompts of a step, and no dropout, since answers are sampled without."""
 RATE_OPTIMIZER = get_kind(AdamW)
 """The optimizer of these learning rates and of those of the methods."""
 
@@ -83,6 +87,8 @@ def build_finetune_config(
     that is not trained yet, by default that on disk. Invalid or contradictory values are a UsageError.
     """
     overrides, settings = dict(options.overrides or {}), options.list_settings()
+    if callable(options.reward):
+        settings["task.reward"] = register_reward(options.reward)
     if options.rates:
         settings["train.lr"] = options.rates[0]
     refuse_conflicts(settings, overrides)
@@ -105,11 +111,13 @@ def build_finetune_config(
         base=BaseConfig(path=path),
         task=from_dict(TaskConfig, task, location="task"),
         method=read_registered(METHODS, "full", "method"),
-        tune=AdaptationConfig(),
+        tune=AdaptationConfig(grpo=GRPO() if "reward" in task else None),
         data=SequenceConfig(),
         train=FinetuneTrainConfig(lr=1e-4),
     )
     spec, method = base_spec or read_base_spec(path), options.method
+    if overrides.get("task.reward") is not None:
+        overrides = {**REWARD_SETTINGS, **overrides}
     if method is None:
         family_tuning = find_family_tuning(spec)
         method = family_tuning.method

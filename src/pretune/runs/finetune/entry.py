@@ -67,6 +67,8 @@ def finetune(options: FinetuneOptions) -> FinetunedRun:
         text: Column of the text.
         pair: Column of the second text.
         label: Column of the label.
+        reward: Reward of sampled answers, which trains a decoder: "exact", "number", "regex", another metric of texts,
+            or a function of an answer and its reference.
         out: Output directory of the run.
         method: "full" (default), "frozen", "gradual", "lora", "qlora", "adapter", …; see `pt.list_methods`.
         seeds: Number of seeds; reports mean and 95 % confidence interval.

@@ -1,5 +1,6 @@
 """Results of a fine-tuning run: baselines, comparisons, learning curve, scores and cost."""
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -122,7 +123,11 @@ def compute_result(task_data: TaskData, trials: Sequence[TrialFile]) -> ResultRe
     """Return the mean score with its interval over seeds, and all values of the official metric."""
     split = task_data.headline_split
     values = [get_headline(trial["scores"][split]) for trial in trials]
-    interval, minimum = compute_interval(values), -1.0 if task_data.task.metrics[0] in SIGNED_METRICS else 0.0
+    interval, minimum, maximum = compute_interval(values), 0.0, 1.0
+    if get_type(task_data.task).scoring.is_reward:
+        minimum, maximum = -math.inf, math.inf
+    elif task_data.task.metrics[0] in SIGNED_METRICS:
+        minimum = -1.0
     names = trials[0]["scores"][split]
     means = {name: sum(trial["scores"][split][name] for trial in trials) / len(trials) for name in names}
     return {
@@ -131,7 +136,7 @@ def compute_result(task_data: TaskData, trials: Sequence[TrialFile]) -> ResultRe
         "score": interval.mean,
         "std": interval.std,
         "low": None if interval.low is None else max(interval.low, minimum),
-        "high": None if interval.high is None else min(interval.high, 1.0),
+        "high": None if interval.high is None else min(interval.high, maximum),
         "seeds": [trial["seed"] for trial in trials],
         "each": values,
         "dev": sum(map(get_dev_score, trials)) / len(trials),
@@ -294,7 +299,7 @@ def bootstrap(
     Metrics that score a question with all its answers resample questions.
     """
     task, examples = task_data.task, task_data.eval_examples
-    if task.metrics[0] in MEAN_METRICS:
+    if task.metrics[0] in MEAN_METRICS or get_type(task).scoring.is_reward:
         example_scores = [
             [get_headline(score(task, [example], [run[i]])) for i, example in enumerate(examples)]
             for run in (*predictions, baseline_predictions)

@@ -203,7 +203,9 @@ class FinetuneSweep:
 
     def _run_random_weights(self) -> BaselineResult | None:
         """Train the same model from random weights on the same examples, as a baseline; None without its directory."""
-        if not self.ranks.broadcast_object(resolve_path(self.tuning.base.path).exists()):
+        if self.tuning.tune.grpo is not None or not self.ranks.broadcast_object(
+            resolve_path(self.tuning.base.path).exists()
+        ):
             return None
         overrides = {
             "task.train_examples": self.plan.max_train_examples,

@@ -143,7 +143,7 @@ def _open_single(task_config: TaskConfig) -> TaskData:
         files = {split: _resolve_file(path) for split, path in paths.items() if path is not None}
         task = build_user_task(
             files, text=task_config.text, label=task_config.label, pair=task_config.pair, type=task_config.type,
-            strict=task_config.strict,
+            strict=task_config.strict, reward=task_config.reward,
         )  # fmt: skip
         column_names = [column for column in (task_config.text, task_config.label, task_config.pair) if column]
         reader = task.splits["train"][0].reader

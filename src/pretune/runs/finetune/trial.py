@@ -49,6 +49,7 @@ from pretune.runs.finetune.features import (
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import compute_answer_scores
+from pretune.tasks.stream import TaskStream
 from pretune.tasks.task import sample_subset
 from pretune.tasks.types import build_row, get_type
 from pretune.text.tokenizer.open_vocabulary import OpenTokenizer
@@ -63,6 +64,8 @@ from pretune.training.validation import EarlyStopping, Evaluation
 
 if TYPE_CHECKING:
     from pretune.runs.finetune.forgetting import ForgettingMeter
+    from pretune.tasks.rollouts import Rollouts
+    from pretune.tasks.stream import MultiTaskStream
 
 EVAL_EXAMPLES, GENERATION_EVAL_EXAMPLES = 2000, 200
 """Number of dev examples for model selection; fewer where answers are generated, which is slow."""
@@ -105,7 +108,7 @@ class FinetuneTrial:
         self._compute_references()
         self.count_flops = self._build_flops_counter(counts_body=is_new)
         self._synchronize_weights()
-        self.stream = self.encoders.build_stream(self.data.train, tuning, fixed_shape=ranks.device.type == "cuda")
+        self.stream = self._build_stream()
         self.steps_per_epoch = len(self.stream.steps(0))
         self.outlook = self._plan_steps()
         for hook in self.adapted_model.unfreezing:
@@ -170,6 +173,24 @@ class FinetuneTrial:
             return counter
         return teacher.count_flops(counter, is_cached=has_teacher_logits(self.data.train))
 
+    def _build_stream(self) -> "TaskStream | MultiTaskStream | Rollouts":
+        """Return the batches: of the encoded examples, or of answers that the model samples."""
+        tuning, precision = self.tuning, self.precision
+        if tuning.tune.grpo is None:
+            is_cuda = self.context.ranks.device.type == "cuda"
+            return self.encoders.build_stream(self.data.train, tuning, fixed_shape=is_cuda)
+        from pretune.tasks.rollouts import Rollouts  # NOTE: rarely needed
+
+        return Rollouts(
+            stream=TaskStream(self.data.train[0], batch=tuning.train.batch, seed=tuning.train.seed),
+            examples=self.train_examples,
+            encoder=self.encoders.encoders[0],
+            model=self.model,
+            settings=tuning.tune.grpo,
+            seed=tuning.train.seed,
+            precision=precision,
+        )
+
     def _synchronize_weights(self) -> None:
         """Fit the head by a linear probe if the run asks for it, and give all ranks the weights of rank 0."""
         ranks, model, items = self.context.ranks, self.model, self.data.train[0]
@@ -232,7 +253,9 @@ class FinetuneTrial:
     @property
     def selects_by_loss(self) -> bool:
         """True if the best weights have the lowest loss of the answers, which are long to generate."""
-        return self.encoders.is_generative and get_type(self.context.task_data.task).inputs.has_own_encoding
+        task_type = get_type(self.context.task_data.task)
+        is_answer = self.encoders.is_generative and task_type.inputs.has_own_encoding
+        return is_answer and not task_type.scoring.is_reward
 
     def _score_selection(self) -> dict[str, float]:
         """Return the scores on the examples of selection."""
@@ -247,10 +270,10 @@ class FinetuneTrial:
         """Return the official scores; for generation also the perplexity of the gold answers, on rank 0."""
         task_data = self.context.task_data
         scores = compute_scores(task_data, examples, predictions)
-        preferences = self.adapted_model.preferences
+        preferences, scoring = self.adapted_model.preferences, get_type(task_data.task).scoring
         if preferences is not None and self.context.ranks.is_first:
             scores |= preferences.score(self.model, self.encoders.encoders[0], examples, self.precision)
-        is_text = get_type(task_data.task).scoring.gold == "text" and not task_data.members
+        is_text = scoring.gold == "text" and not scoring.is_reward and not task_data.members
         if is_text and self.context.ranks.is_first:
             encoder = self.encoders.encoders[0]
             scores |= compute_answer_scores(self.model, encoder, examples, self.precision)
@@ -264,7 +287,7 @@ class FinetuneTrial:
         `lock` is the lock of the run, held by rank 0.
         """
         train, adapted_model, flops, outlook = self.tuning.train, self.adapted_model, self.count_flops, self.outlook
-        ranks, distillation = self.context.ranks, adapted_model.distillation
+        ranks, distillation, grpo = self.context.ranks, adapted_model.distillation, self.tuning.tune.grpo
         early_stopping = EarlyStopping(
             tensors=adapted_model.trained_tensors, patience=train.patience, hooks=adapted_model.unfreezing
         )
@@ -281,7 +304,7 @@ class FinetuneTrial:
                 tensor_names=frozenset(adapted_model.trained_tensors) if "base" in self.fingerprints else None,
             ),
             batches=TrainingBatches(
-                phases=[TrainingPhase(batches=self.stream, shape=self.stream.shape)],
+                phases=[TrainingPhase(batches=self.stream, shape=self.stream.shape, is_sampled=grpo is not None)],
                 workers=train.workers or 0,  # NOTE: worker startup takes longer than many runs
             ),
             clock=TrainingClock(schedule=train.schedule, steps=outlook.steps),

@@ -37,8 +37,10 @@ class UntunedModel:
         start = time.perf_counter()
         model, encoder = self._load(train)
         with torch.compiler.set_stance("force_eager"):
-            scores = compute_answer_scores(model, encoder, self.task_data.eval_examples, self.precision)
-            predictions = self._predict(model, encoder, self.task_data.eval_examples)
+            is_reward = get_type(self.task_data.task).scoring.is_reward
+            examples = self.task_data.eval_examples
+            scores = {} if is_reward else compute_answer_scores(model, encoder, examples, self.precision)
+            predictions = self._predict(model, encoder, examples)
         seconds = time.perf_counter() - start
         about = "Model before fine-tuning"
         return BaselineResult(

@@ -31,6 +31,7 @@ TASK_TYPES: "Registry[TaskType]" = Registry(
         "generation": "pretune.tasks.types.text_to_text:GENERATION",
         "instruction": "pretune.tasks.types.instruction:INSTRUCTION",
         "preference": "pretune.tasks.types.preference:PREFERENCE",
+        "reward": "pretune.tasks.types.reward:REWARD",
         "embedding": "pretune.tasks.types.embedding:EMBEDDING",
         "retrieval": "pretune.tasks.types.base:RETRIEVAL",
         "pairs": "pretune.tasks.types.base:MINIMAL_PAIRS",

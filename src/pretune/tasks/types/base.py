@@ -260,6 +260,8 @@ class Scoring:
     evaluator: Evaluator | None = None  # evaluation without fine-tuning
     baselines: Mapping[str, str] = field(default_factory=dict)  # names in `evaluation.baselines` by their slot
 
+    is_reward = False  # the score is the mean reward of answers, which need not be like the reference
+
     def score(self, task: Task, examples: Examples, predictions: Predictions) -> dict[str, float]:
         """Return the official scores by name, the headline first; 1 is perfect."""
         if len(examples) != len(predictions):
