@@ -14,12 +14,13 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from pretune.adaptation.adapted import ModelWithHead, adapt
-from pretune.adaptation.answer_logprobs import compute_answer_logprobs
 from pretune.adaptation.heads.token import Generation
+from pretune.adaptation.peft.prefix import PromptTuning
 from pretune.adaptation.policy_gradient import GRPO, PolicyGradient, compute_facts
 from pretune.core.errors import DataError, PretuneError, UsageError
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import pack_in_order
+from pretune.data.sequences import reserve
 from pretune.inference import decoding_state
 from pretune.metrics import METRICS
 from pretune.metrics.rewards import read_reward, register_reward
@@ -112,55 +113,74 @@ def test_answers_depend_on_seed_step_and_row_alone(model: ModelWithHead) -> None
     assert float(PolicyGradient(GRPO()).loss(model, empty).mean()) == 0.0
 
 
-def test_sampled_probabilities_are_those_of_training(model: ModelWithHead, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decoding step with its cache, and the packed forward pass."""
+@pytest.mark.parametrize(("temperature", "slots"), [(1.0, 0), (0.6, 0), (1.0, 3)])
+def test_sampled_probabilities_are_those_of_training(
+    temperature: float, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoding step with its cache, and the packed forward pass; also with virtual tokens."""
+    model = adapt(copy.deepcopy(chatter("llama-7b")), Generation())
+    if slots:
+        PromptTuning(count=slots).apply(model.model)
     steps: list[torch.Tensor] = []
 
     def spy(logits: torch.Tensor, *arguments: Any) -> torch.Tensor:
         tokens = sample(logits, *arguments)
-        steps.append(logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0])
+        steps.append((logits / temperature).log_softmax(-1).gather(1, tokens[:, None])[:, 0])
         return tokens
 
     sample = decoding_state.sample_next
     monkeypatch.setattr(decoding_state, "sample_next", spy)
-    source = rollouts(model)
+    source = rollouts(model, temperature=temperature)
+    source.encoder = replace(source.encoder, rules=replace(source.encoder.rules, slots=slots))
     (row,) = source.stream.select(0)[:1]
     ((*answers,),) = source.sample(0, np.array([row]))
-    batch = pack_in_order(join_answers([source._prompts[row]] * 3, answers, compute_facts(np.eye(1, 3), divide=True)))
+    sequences = join_answers([source._prompts[row]] * 3, answers, compute_facts(np.eye(1, 3), divide=True))
+    batch = pack_in_order(reserve(sequences, slots))
     with torch.no_grad():
-        logprobs = compute_answer_logprobs(model, batch)
+        logprobs = PolicyGradient(source.settings).compute_logprobs(model, batch)
     sampled = torch.stack(steps, dim=1)  # [answers, tokens]
     lengths = [len(answer.tokens) + (answer.end is not None) for answer in answers]
     expected = torch.cat([values[:length] for values, length in zip(sampled, lengths, strict=True)])
-    torch.testing.assert_close(logprobs.tokens, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_the_gradient_is_that_of_reinforce(model: ModelWithHead, parts: int) -> None:
-    """By hand: one answer at a time, the mean over all tokens of -advantage * log p; the loss is minus the reward."""
-    source, objective = rollouts(model), PolicyGradient(GRPO(samples=3))
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "divide": False}, {"kl_weight": 0.3}], ids=str)
+def test_the_gradient_is_that_of_reinforce(settings: dict[str, Any], parts: int) -> None:
+    """By hand: one answer at a time, the mean over all tokens of -advantage * log p, and of the divergence."""
+    grpo, base = GRPO(samples=3, **settings), adapt(copy.deepcopy(chatter("llama-7b")), Generation())
+    model = copy.deepcopy(base)
+    objective, source = PolicyGradient.from_model(grpo, model), rollouts(model, **settings)
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):
+            parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
     whole = source.batch(0)
     assert whole.labels is not None and whole.targets is not None
     targets = torch.full_like(whole.tokens, IGNORE_INDEX)
     targets[whole.targets.index] = whole.targets.labels
-    sums, total, rewards = [], 0, []
+    sums, total = [], 0
     for tokens, labels, cell in zip(
         whole.split(whole.tokens), whole.split(targets), whole.find_sequence_cells(), strict=True
     ):
-        logits = model(Batch.from_sequences([tokens.tolist()]))
-        chosen = logits.log_softmax(-1)[range(len(labels)), labels.clamp(min=0)][labels != IGNORE_INDEX]
-        sums.append(-whole.labels[cell, 0] * chosen.sum())
-        rewards.append(float(whole.labels[cell, 1]))
-        total += len(chosen)
-    assert len({*rewards}) > 1
+        batch, is_token = Batch.from_sequences([tokens.tolist()]), labels != IGNORE_INDEX
+        own, reference = (
+            (part(batch) / grpo.temperature).log_softmax(-1)[is_token, labels[is_token]] for part in (model, base)
+        )
+        difference = reference.detach() - own
+        sums.append((grpo.kl_weight * (difference.exp() - difference - 1) - whole.labels[cell, 0] * own).sum())
+        total += len(own)
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     expected = torch.autograd.grad(torch.stack(sums).sum() / total, weights)
     batches = [source.batch(0, part=part, parts=parts) for part in range(parts)]
     counts = [objective.counts(batch) for batch in batches]
     totals = {name: torch.stack([count[name] for count in counts]).sum() for name in counts[0]}
-    losses = [objective.loss(model, batch).normalize(totals) for batch in batches]
-    assert sum(float(loss.detach()) for loss in losses) == pytest.approx(-np.mean(rewards), rel=1e-5)
-    for gradient, reference in zip(torch.autograd.grad(torch.stack(losses).sum(), weights), expected, strict=True):
+    losses = [objective.loss(model, batch) for batch in batches]
+    loss = torch.stack([part.normalize(totals) for part in losses]).sum()
+    divergence = sum(float(part.parts["kl"].sum.detach()) for part in losses) / total if grpo.kl_weight else 0.0
+    rewards = whole.labels[whole.find_sequence_cells(), 1]
+    assert len({*rewards.tolist()}) > 1 and (divergence > 0) == (grpo.kl_weight > 0)
+    assert float(loss.detach()) == pytest.approx(grpo.kl_weight * divergence - float(rewards.mean()), rel=1e-5)
+    for gradient, reference in zip(torch.autograd.grad(loss, weights), expected, strict=True):
         torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-4)
 
 

@@ -281,16 +281,20 @@ FLOPS_PER_WEIGHT = 6
 
 
 class FlopsCounter:
-    """Counter of a run's FLOPs from its `BatchStats`; `stage` changes whenever parameters are frozen or unfrozen."""
+    """Counter of a run's FLOPs from its `BatchStats`; `stage` changes whenever parameters are frozen or unfrozen.
 
-    def __init__(self, model: ModelWithHead, stage: Callable[[], int] = lambda: 0) -> None:
+    `extra_share` is that of further passes, relative to training all weights.
+    """
+
+    def __init__(self, model: ModelWithHead, stage: Callable[[], int] = lambda: 0, *, extra_share: float = 0.0) -> None:
         self.model, self.stage = model, stage
         self._compute_full_flops = build_flops_counter(model.model.spec)
         self._cached_share: tuple[int, float] | None = None
         self._last_flops = self._total = 0.0
         reader = model.head if isinstance(model.head, ScalarMixHead) else None
         self._reader_flops = 0 if reader is None else FLOPS_PER_WEIGHT * count_matrix_weights(reader)
-        self._extra_share = 0.0 if reader is None or reader.backwards is None else 1 / 3  # a second body, forward only
+        has_second_body = reader is not None and reader.backwards is not None
+        self._extra_share = extra_share + (1 / 3 if has_second_body else 0.0)  # forward only
 
     def __call__(self, stats: BatchStats) -> float:
         """Return the FLOPs up to now; stats smaller than the last ones start a new count."""

@@ -8,22 +8,28 @@ no value network is needed; the loss raises the log-probabilities of the tokens 
     loss                 mean over all tokens of all answers of -advantage * log p(token)
 
 Each sampling is used for one step, with the weights that it was sampled with: the ratio of probabilities is 1, so
-there is nothing to clip.
+there is nothing to clip. With `kl_weight` the divergence from the model before training is added, estimated from the
+log-probabilities of the sampled tokens (Schulman, 2020): exp(d) - d - 1 for their difference d.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.answer_logprobs import compute_answer_logprobs, count_targets
-from pretune.core.config import Ge, spec
+from pretune.adaptation.answer_logprobs import count_targets, find_target_cells
+from pretune.adaptation.heads.token import get_targets
+from pretune.core.config import Ge, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
+from pretune.nn.loss import linear_logprobs
 
 FACTS = ("advantage", "reward", "no_signal")
 """Columns of the labels of a batch of answers; `no_signal` is 1 where all answers of a group have the same reward."""
@@ -34,7 +40,9 @@ class GRPO:
     """Group relative policy optimization: sampled answers for each prompt, and their advantages."""
 
     samples: Annotated[int, Ge(2)] = 8  # answers for each prompt
+    temperature: Positive[float] = 1.0  # of the logits, in sampling and in the loss
     divide: bool = True  # advantages by the standard deviation of the group; false: Dr. GRPO
+    kl_weight: NonNegative[float] = 0.0  # of the divergence from the model before training
 
 
 def compute_facts(rewards: NDArray[np.float64], *, divide: bool) -> NDArray[np.float32]:
@@ -55,31 +63,68 @@ def compute_facts(rewards: NDArray[np.float64], *, divide: bool) -> NDArray[np.f
 class PolicyGradient:
     """Objective of sampled answers, whose labels are `FACTS`.
 
-    The loss is minus the mean reward, and its gradient the policy gradient. For the log: the entropy, the length of the
-    answers, and the share of groups without a signal.
+    The loss is minus the mean reward, plus any divergence; its gradient is the policy gradient. For the log: the
+    entropy, the length of the answers, and the share of groups without a signal.
     """
 
     settings: GRPO
+    initial_weights: Sequence[tuple[Parameter, Tensor]] = ()  # trained parameters and their values before training
+
+    @classmethod
+    def from_model(cls, settings: GRPO, model: ModelWithHead) -> Self:
+        """Return the objective of a model before its training."""
+        trained_parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        pairs = [(parameter, parameter.detach().clone()) for parameter in trained_parameters]
+        return cls(settings, pairs if settings.kl_weight else ())
+
+    @property
+    def forward_share(self) -> float:
+        """FLOPs of sampling, and of the model before training, relative to a full training step."""
+        return (2 if self.settings.kl_weight else 1) / 3
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
         tokens, answers = count_targets(batch).sum(), batch.mark_sequences().sum()
-        by_token, by_answer = ("policy", "entropy"), ("reward", "no_signal", "length")
-        return dict.fromkeys(by_token, tokens) | dict.fromkeys(by_answer, answers)
+        by_token = ("policy", "entropy", *(("kl",) if self.settings.kl_weight else ()))
+        return dict.fromkeys(by_token, tokens) | dict.fromkeys(("reward", "no_signal", "length"), answers)
 
     def loss(self, model: ModelWithHead, batch: Batch) -> Loss:
         if batch.labels is None:
             raise UsageError("a policy gradient needs a batch of answers with advantages")
-        answers, counts = compute_answer_logprobs(model, batch), self.counts(batch)
-        facts = batch.labels.where(batch.mark_sequences()[:, None], 0.0)  # [C, 3]
-        policy = -(facts[answers.cells, 0] * answers.tokens).sum()
+        counts, facts = self.counts(batch), batch.labels.where(batch.mark_sequences()[:, None], 0.0)  # [C, 3]
+        if self.settings.kl_weight:
+            with torch.no_grad(), self.restore_initial_weights():
+                reference = self.compute_logprobs(model, batch)
+        logprobs = self.compute_logprobs(model, batch)
+        policy = -(facts[find_target_cells(batch), 0] * logprobs).sum()
         reward, no_signal = facts[:, 1:].sum(0)
         sums = {
             "policy": (policy - policy.detach(), 1.0),  # a gradient without a value
             "reward": (reward, -1.0),
-            "entropy": (-answers.tokens.detach().sum(), 0.0),
+            "entropy": (-logprobs.detach().sum(), 0.0),
             "no_signal": (no_signal, 0.0),
             "length": (counts["policy"].float(), 0.0),
         }
+        if self.settings.kl_weight:
+            difference = reference - logprobs
+            sums["kl"] = (difference.exp() - difference - 1).sum(), self.settings.kl_weight
         return Loss.from_parts(
             {name: Loss(sum=total, count=counts[name], weight=weight) for name, (total, weight) in sums.items()}
         )
+
+    def compute_logprobs(self, model: ModelWithHead, batch: Batch) -> Tensor:
+        """Return the log-probability of each target `[M]` at the temperature of sampling."""
+        targets, temperature = get_targets(batch), self.settings.temperature
+        rows, weight, bias = model.model.get_logit_factors(model.states(batch), targets.index)
+        return linear_logprobs(rows / temperature, weight, None if bias is None else bias / temperature, targets.labels)
+
+    @contextmanager
+    def restore_initial_weights(self) -> Iterator[None]:
+        """Exchange the trained parameters for their values before training inside the block."""
+        present_values = [parameter.data for parameter, _ in self.initial_weights]
+        try:
+            for parameter, value in self.initial_weights:
+                parameter.data = value
+            yield
+        finally:
+            for (parameter, _), value in zip(self.initial_weights, present_values, strict=True):
+                parameter.data = value

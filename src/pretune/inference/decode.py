@@ -83,6 +83,7 @@ def generate_tokens(
     callbacks: DecodingCallbacks = DecodingCallbacks(),  # noqa: B008 (a frozen value)
     torch_compile: bool = False,
     numbers: Sequence[int] | None = None,
+    capacity: int = 0,
 ) -> list[list[GeneratedTokens]]:
     """Generate `returns` texts for each prompt, best first for a beam search.
 
@@ -91,7 +92,8 @@ def generate_tokens(
     bidirectional within a decoder's prompt, for models trained so. At most `batch` rows (texts or beams) of similar
     length are decoded together; results are in the order of the prompts, and independent of it. `torch_compile`
     compiles prefill (on a GPU) and step first, which takes a minute and pays off for much text on a GPU. Random draws
-    depend on the `numbers` of the prompts, by default their places.
+    depend on the `numbers` of the prompts, by default their places. `capacity` is the least number of tokens for which
+    a step is captured on a GPU, so that calls with other prompts share it.
     """
     language_model = get_predictive_model(model)
     check_can_generate(language_model)
@@ -101,7 +103,9 @@ def generate_tokens(
     if prefix and language_model.spec.is_encoder_decoder:
         raise UsageError("prefix=True needs a decoder, got an encoder-decoder")
     inputs, sources = _prepare_inputs(language_model, prompts, decoder_prompts, generation_tokens.start)
-    job = GenerationJob(language_model, decoding, generation_tokens, prefix, torch_compile, inputs, sources, numbers)
+    job = GenerationJob(
+        language_model, decoding, generation_tokens, prefix, torch_compile, inputs, sources, numbers, capacity
+    )
     _check_lengths(job)
     order = np.argsort([-len(tokens) for tokens in job.sources or job.prompts], kind="stable").tolist()
     groups = [*_split_groups(order, max(batch // decoding.rows_per_prompt, 1))]
@@ -162,6 +166,7 @@ class GenerationJob:
     prompts: Sequence[list[int]]
     sources: Sequence[list[int]] | None
     numbers: Sequence[int] | None = None
+    capacity: int = 0
 
 
 def _prepare_inputs(
@@ -201,7 +206,7 @@ def _generate_group(
     capacity = max(map(len, prompts)) + decoding.max_new_tokens - 1  # the last token is never an input
     source_capacity = cache.cross[0].keys.shape[2] if cache.cross else 0
     if is_cuda:
-        capacity = _round_up(capacity, get_length_limits(model)[1])
+        capacity = _round_up(max(capacity, job.capacity), get_length_limits(model)[1])
         source_capacity = _round_up(source_capacity, model.spec.max_length)
     shape = SearchShape(
         len(group), capacity, source_capacity, decoding.without_seed(), job.generation_tokens, job.torch_compile

@@ -24,6 +24,7 @@ from pretune.inference.decode import generate_tokens
 from pretune.inference.decoding_state import GeneratedTokens
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens, Sampling
 from pretune.tasks.encoder import TaskEncoder
+from pretune.tasks.encoding import Items, build_items
 from pretune.tasks.example import Example
 from pretune.tasks.predict import encode_prompts
 from pretune.tasks.stream import TaskStream
@@ -33,6 +34,8 @@ SAMPLING = 12
 """Stream id of the random seed of samples. NOTE: a change changes every run."""
 DECODED_ROWS = {"cpu": 64, "cuda": 512}
 """Answers that are sampled together."""
+COST_SAMPLE = 500
+"""Prompts from which the cost is estimated."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,10 +62,14 @@ class Rollouts:
         return self.stream.steps(epoch)
 
     @property
+    def _longest(self) -> int:
+        """Tokens of the longest prompt with an answer, but for the last one."""
+        return max(map(len, self._prompts)) + self._decoding.max_new_tokens - 1
+
+    @property
     def shape(self) -> BatchShape:
         """Bound of the tokens of a batch: a row for each prompt."""
-        longest = max(map(len, self._prompts)) + self._decoding.max_new_tokens + self.encoder.slots
-        return BatchShape(rows=self.stream.size, length=self.settings.samples * longest)
+        return BatchShape(rows=self.stream.size, length=self.settings.samples * (self._longest + self.encoder.slots))
 
     def batch(self, step: int, *, part: int = 0, parts: int = 1) -> Batch:
         """Return the batch of a step, or one of several parts of its prompts, with answers of the present weights."""
@@ -84,8 +91,7 @@ class Rollouts:
     def sample(self, step: int, rows: Ints) -> list[list[GeneratedTokens]]:
         """Return the answers to the prompts of some examples."""
         device = self.model.model.tokens.weight.device
-        seed = mix(self.seed, SAMPLING, step) >> 1
-        decoding = replace(self._decoding, search=Sampling(seed=seed))
+        search = Sampling(temperature=self.settings.temperature, seed=mix(self.seed, SAMPLING, step) >> 1)
         with (
             torch.autocast(device.type, self.precision, enabled=self.precision is not None),
             torch.compiler.set_stance("force_eager"),
@@ -93,10 +99,11 @@ class Rollouts:
             return generate_tokens(
                 self.model,
                 [self._prompts[row] for row in rows],
-                decoding,
+                replace(self._decoding, search=search),
                 batch=DECODED_ROWS.get(device.type, DECODED_ROWS["cuda"]),
                 generation_tokens=self._tokens,
                 numbers=rows.tolist(),
+                capacity=self._longest,
             )
 
     def _pack(self, sequences: Sequences) -> Batch:
@@ -105,6 +112,16 @@ class Rollouts:
         row = max(int(sequences.lengths.max()), ROW_TOKENS.get(device, ROW_TOKENS["cuda"])) + 8
         (all_answers,) = pack_batches(sequences, tokens=len(sequences) * row, device=device)
         return all_answers.batch
+
+
+def imitate_answers(items: Items, samples: int, max_new_tokens: int) -> Items:
+    """Return the first prompts with answers of the greatest length, for estimates of cost."""
+    count = min(len(items), COST_SAMPLE)
+    sequences = items.sequences.take(np.repeat(np.arange(count), samples))
+    prompts = [part.tolist() for part in np.split(sequences.tokens, sequences.offsets[1:-1])]
+    facts = compute_facts(np.zeros((count, samples)), divide=False)
+    answers = [GeneratedTokens([0] * max_new_tokens, "length")] * len(prompts)
+    return build_items(join_answers(prompts, answers, facts), items.counts)
 
 
 EMPTY = BatchShape(rows=1, length=8)

@@ -78,6 +78,11 @@ class AdaptedModel:
         return self.distillation or preferences or self.policy or self.model.spec
 
     @property
+    def extra_share(self) -> float:
+        """FLOPs of passes besides those of training, relative to a full training step."""
+        return 0.0 if self.policy is None else self.policy.forward_share
+
+    @property
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """All parameters that are ever trained, by name."""
         return {
@@ -138,7 +143,7 @@ def build_adapted_model(
     unfreezing = [schedule.build_hook(model, epoch=1.0) for schedule in schedules]
     model.has_frozen_body = not any(name.startswith("model.") for group in groups for name in group.names)
     preferences = build_preference_run(tuning, task, model)
-    policy = None if tuning.tune.grpo is None else PolicyGradient(tuning.tune.grpo)
+    policy = None if tuning.tune.grpo is None else PolicyGradient.from_model(tuning.tune.grpo, model)
     return AdaptedModel(model, body, groups, unfreezing, distillation, preferences, policy)
 
 

@@ -23,7 +23,9 @@ from pretune.runs.finetune.defaults import explain_rate
 from pretune.runs.finetune.features import FeatureFlops, fits
 from pretune.runs.finetune.language_model import estimate_language_model
 from pretune.runs.finetune.task_data import TaskData, check_sizes, open_task
+from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example
+from pretune.tasks.stream import MultiTaskStream, TaskStream
 from pretune.tasks.task import sample_subset
 from pretune.tasks.types import get_type
 from pretune.training.batch_transfer import BatchStats
@@ -51,7 +53,7 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     subset = sample_subset(train, SAMPLE_EXAMPLES, tuning.task.split_seed) if len(train) > SAMPLE_EXAMPLES else train
     start = time.perf_counter()
     items = reader.encode(subset)
-    counts, stream = sum_counts(items), reader.build_stream(items, tuning)
+    counts, stream = sum_counts(items), _build_stream(tuning, reader, items)
     epoch = -(-sum(map(len, items)) * len(train) // len(subset) // tuning.train.batch)
     counts_by_trial = _sort_label_counts(plan, len(train))
     steps = [tuning.count_steps(max(-(-epoch * count // len(train)), 1)) for count in counts_by_trial]
@@ -94,6 +96,19 @@ def estimate_finetune(tuning: FinetuneConfig, plan: SweepPlan, device: str = "cp
     }
 
 
+def _build_stream(
+    tuning: FinetuneConfig, reader: TaskEncoders, items: tuple[Items, ...]
+) -> TaskStream | MultiTaskStream:
+    """Return the batches; sampled answers are as long as they may be."""
+    grpo = tuning.tune.grpo
+    if grpo is None:
+        return reader.build_stream(items, tuning)
+    from pretune.tasks.rollouts import imitate_answers  # NOTE: rarely needed
+
+    answers = imitate_answers(items[0], grpo.samples, reader.encoders[0].rules.max_new_tokens + 1)
+    return TaskStream(answers, batch=tuning.train.batch * grpo.samples, seed=tuning.train.seed)
+
+
 def _describe_task(task_data: TaskData, train: list[Example]) -> dict[str, Any]:
     return {
         "task": task_data.task.name,
@@ -118,7 +133,8 @@ def _count_step_flops(
     if adapted_model.unfreezing:
         count: Callable[[BatchStats], float] = build_flops_counter(adapted_model.model.model.spec)
     else:
-        count = FlopsCounter(adapted_model.model) if feature_flops is None else feature_flops.count_head
+        counter = FlopsCounter(adapted_model.model, extra_share=adapted_model.extra_share)
+        count = counter if feature_flops is None else feature_flops.count_head
     flops = sum(map(count, batch_stats)) / len(batch_stats)
     if teacher is not None:  # in every step, as without a cache
         count_teacher = build_flops_counter(teacher.model.model.spec)

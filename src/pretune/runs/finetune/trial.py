@@ -168,7 +168,10 @@ class FinetuneTrial:
         if self.data.train[0].has_features:
             return FeatureFlops(self.model, self.data.train[0], counts_body=counts_body)
         unfreezing, teacher = self.adapted_model.unfreezing, self.context.teacher
-        counter = FlopsCounter(self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing))
+        extra_share = self.adapted_model.extra_share
+        counter = FlopsCounter(
+            self.model, lambda: sum(hook.num_unfrozen for hook in unfreezing), extra_share=extra_share
+        )
         if self.adapted_model.distillation is None or teacher is None:
             return counter
         return teacher.count_flops(counter, is_cached=has_teacher_logits(self.data.train))
