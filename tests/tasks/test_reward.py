@@ -31,7 +31,7 @@ from pretune.tasks.stream import TaskStream
 from pretune.tasks.task import Task
 from pretune.tasks.types import score
 from pretune.tasks.types.instruction import build_example
-from pretune.tasks.types.reward import compute_reward
+from pretune.tasks.types.reward import REWARD, compute_reward
 from pretune.tasks.user_table import build_user_task
 from tests.inference.speakers import chatter
 from tests.text.chat_templates import chat
@@ -205,7 +205,10 @@ def test_forms_of_tables(row: dict[str, Any], text: str, reference: str, tmp_pat
     assert (task.kind, task.metrics) == ("reward", ("number",))
     example, _ = task.read("train")
     assert (example.text, example.target) == (text, reference)
-    assert score(task, [example] * 2, [Prediction(text=reference), Prediction(text="x")]) == {"number": 0.5}
+    answers = [Prediction(text=reference), Prediction(text="x"), Prediction(text="x", value=1.0)]
+    assert score(task, [example] * 2, answers[:2]) == {"number": 0.5}
+    assert score(task, [example] * 2, answers[1:]) == {"number": 0.5}, "rewards are computed once"
+    assert REWARD.outputs.combine(task, answers).text == "x"
 
 
 def fail(answer: str, reference: str) -> float:

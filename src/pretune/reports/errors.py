@@ -157,7 +157,15 @@ def _render_tags(predictions: Sequence[Facts]) -> Iterator[Markup]:
 
 
 def _render_texts(predictions: Sequence[Facts]) -> Iterator[Markup]:
-    """Render span and text answers that do not match the gold answer exactly."""
+    """Render span and text answers that do not match the gold answer exactly, or those with the lowest rewards."""
+    rewards = [row.get("score") for row in predictions]
+    if all(isinstance(reward, int | float) for reward in rewards):
+        worst = sorted(predictions, key=lambda row: (float(row["score"]), str(row.get("id"))))[:MAX_EXAMPLES]
+        yield note(f"{format_count(len(worst), 'answers')} with the lowest rewards, of {len(predictions):,}.")
+        yield join(
+            _render_error({**row, "label": f"{row.get('text', '')} (reward {row['score']:.3g})"}) for row in worst
+        )
+        return
     wrong = [row for row in predictions if not _is_exact(row)]
     yield element("p", f"{len(predictions) - len(wrong):,} of {len(predictions):,} match exactly.")
     yield join(_render_error(row) for row in wrong[:MAX_EXAMPLES])

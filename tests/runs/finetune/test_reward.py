@@ -60,6 +60,9 @@ def test_a_run_learns_the_rewarded_word(base: Path, tmp_path: Path) -> None:
     lines = [line for line in read_metrics(tmp_path / "run") if "reward" in line]
     assert all(line["loss"] == -line["reward"] and 1 <= line["length"] <= 5 for line in lines)
     assert lines[0]["reward"] < 0.1 < 0.5 < lines[-1]["reward"] and lines[0]["no_signal"] > lines[-1]["no_signal"]
+    rows = [json.loads(line) for line in RunDir(tmp_path / "run").predictions.read_text().splitlines()]
+    assert all(row["score"] == 1.0 and row["gold"] == "the" for row in rows)
+    assert "(reward 1)" in Path(pt.report([tmp_path / "run"], out=tmp_path / "report.html")).read_text()
     assert pt.load(tmp_path / "run").spec.family == "llama"
 
 

@@ -10,18 +10,18 @@ function of the user's. The reference is never a target.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pretune.core.config import spec
 from pretune.core.errors import DataError, UsageError, suggest
 from pretune.metrics import METRICS, get_headline
 from pretune.metrics.rewards import describe_fault
 from pretune.tasks.encoding import EncodingRules, Items
-from pretune.tasks.example import Example, Examples, Predictions
+from pretune.tasks.example import Example, Examples, Prediction, Predictions
 from pretune.tasks.table import TableRow, pick_column
 from pretune.tasks.table_reader import UserTables, find_chat_form
 from pretune.tasks.task import Task
-from pretune.tasks.types.base import AnswerPrompt, TaskType
+from pretune.tasks.types.base import AnswerPrompt, Outputs, TaskType
 from pretune.tasks.types.instruction import ChatInputs, InstructionReader
 from pretune.tasks.types.text_to_text import TextScoring
 
@@ -75,6 +75,21 @@ class RewardInputs(ChatInputs):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RewardOutputs(Outputs):
+    """An answer, and its reward if the reference is known."""
+
+    def parse_answer(self, rules: EncodingRules, example: Example, text: str) -> Prediction:
+        """Return an answer with its reward."""
+        return Prediction(
+            text=text, value=None if example.target is None else compute_reward(rules.task, example, text)
+        )
+
+    def combine(self, task: Task, predictions: Predictions, threshold: float | None = None) -> Prediction:
+        """Return the most frequent answer."""
+        return Outputs.combine(self, task, [replace(prediction, value=None) for prediction in predictions], threshold)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RewardScoring(TextScoring):
     """The mean reward of the answers."""
 
@@ -83,8 +98,10 @@ class RewardScoring(TextScoring):
     def score(self, task: Task, examples: Examples, predictions: Predictions) -> dict[str, float]:
         if not examples or len(examples) != len(predictions):
             return TextScoring.score(self, task, examples, predictions)  # raises
-        pairs = zip(examples, predictions, strict=True)
-        rewards = [compute_reward(task, example, prediction.text or "") for example, prediction in pairs]
+        rewards = [
+            compute_reward(task, example, prediction.text or "") if prediction.value is None else prediction.value
+            for example, prediction in zip(examples, predictions, strict=True)
+        ]
         return {task.metrics[0]: math.fsum(rewards) / len(rewards)}
 
 
@@ -105,6 +122,7 @@ def compute_reward(task: Task, example: Example, answer: str) -> float:
 REWARD = TaskType(
     name="reward",
     inputs=RewardInputs(),
+    outputs=RewardOutputs(),
     scoring=RewardScoring(
         gold="text",
         evaluator=AnswerPrompt(text="Question: {text}\nAnswer: {answer}", max_answer_tokens=128),
