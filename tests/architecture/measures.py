@@ -13,7 +13,7 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 66_750,
+    "code lines": 66_850,
     "files": 458,
     "import circles": 0,
     "functions of 60 and more lines": 3,

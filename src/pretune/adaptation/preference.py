@@ -3,12 +3,12 @@
 Each loss has a reward, a number for an answer, and compares the rewards of a pair. With r = log p(answer | prompt), its
 mean m per token, and r0 of the reference, the model before training:
 
-    dpo     beta (r - r0)             -log sigmoid(chosen - rejected)                      Rafailov et al., 2023
-    ipo     beta (r - r0) / tokens    ((chosen - rejected) / beta - 1 / (2 beta))^2        Azar et al., 2024
-    kto     beta (r - r0)             sigmoid(-chosen) + sigmoid(rejected)                 Ethayarajh et al., 2024
-    simpo   beta m                    -log sigmoid(chosen - rejected - gamma)              Meng et al., 2024
-    orpo    beta m                    -beta log sigmoid of the difference of log-odds      Hong et al., 2024
-    reward  score of a head           -log sigmoid(chosen - rejected)                      Bradley and Terry, 1952
+    dpo           beta (r - r0)             -log sigmoid(chosen - rejected)                      Rafailov et al., 2023
+    ipo           beta (r - r0) / tokens    ((chosen - rejected) / beta - 1 / (2 beta))^2        Azar et al., 2024
+    kto           beta (r - r0)             sigmoid(-chosen) + sigmoid(rejected)                 Ethayarajh et al., 2024
+    simpo         beta m                    -log sigmoid(chosen - rejected - gamma)              Meng et al., 2024
+    orpo          beta m                    -beta log sigmoid of the difference of log-odds      Hong et al., 2024
+    reward_model  score of a head           -log sigmoid(chosen - rejected)                      Bradley and Terry, 1952
 
 KTO's reference point is 0, so that the loss of a pair does not depend on others (APO-zero, D'Oosterlinck et al., 2024).
 The loss of the chosen answers may be added to each (`nll_weight`), and is a part of ORPO.
@@ -114,7 +114,7 @@ def _compute_log_odds(logprob: Tensor) -> Tensor:
     return logprob - torch.log1p(-logprob.clamp(max=MAX_MEAN_LOGPROB).exp())
 
 
-@spec(kind="reward")
+@spec(kind="reward_model")
 class RewardModel:
     """Reward model: a score for each answer by a new head, of any model."""
 

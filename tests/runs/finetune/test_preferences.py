@@ -48,7 +48,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tune(base: Path, out: Path, model: str = "base", table: str = "pairs", **options: Any) -> dict[str, Any]:
     overrides = {"data.max_length": 48, "train.batch": 8, **options.pop("overrides", {})}
-    settings = {"method": "lora", "steps": 8, "lr": 1e-2, "baselines": "untuned", **options}
+    settings = {"task": "preference", "method": "lora", "steps": 8, "lr": 1e-2, "baselines": "untuned", **options}
     pt.finetune(base / model, train=base / f"{table}.jsonl", out=out, overrides=overrides, **settings)
     scores: dict[str, Any] = json.loads(RunDir(out).scores.read_text())
     return scores
@@ -75,7 +75,7 @@ def test_a_run(loss: str | None, method: str, base: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize("model", ["base", "bert"])
 def test_a_reward_model(model: str, base: Path, tmp_path: Path) -> None:
     """A score for each answer, by a decoder or an encoder; without a vocabulary head there is no untuned one."""
-    scores = tune(base, tmp_path / "run", model, overrides={"tune.preference": "reward"}, type="preference", steps=20)
+    scores = tune(base, tmp_path / "run", model, overrides={"tune.preference": "reward_model"}, steps=20)
     assert {*scores["result"]["scores"]} == {"choice_accuracy"} and scores["result"]["score"] == 1
     assert ("untuned" in scores["not_run"]) == (model == "bert")
     (answer,) = pt.predict(tmp_path / "run", [{"prompt": "Say cat sea", "chosen": "the cat", "rejected": "no sea"}])
@@ -124,7 +124,7 @@ def test_exchanged_answers_negate_the_margin(base: Path) -> None:
     assert margins[0] == pytest.approx(-margins[1], rel=1e-4) and margins[0] != 0
 
 
-OTHER_TYPE = {"overrides": {"tune.preference": "dpo"}, "type": "classification", "text": "prompt", "label": "chosen"}
+OTHER_TYPE = {"overrides": {"tune.preference": "dpo"}, "task": "classification", "text": "prompt", "label": "chosen"}
 
 
 @pytest.mark.parametrize(

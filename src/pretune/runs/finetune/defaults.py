@@ -27,6 +27,7 @@ from pretune.runs.finetune.config import (
     TaskConfig,
 )
 from pretune.runs.task_options import FinetuneOptions
+from pretune.tasks.types import list_type_options
 from pretune.training.optim import AdamW
 from pretune.training.records import CostFile, RunFile, read_run_record
 
@@ -91,6 +92,9 @@ def build_finetune_config(
         settings["task.reward"] = register_reward(options.reward)
     if options.rates:
         settings["train.lr"] = options.rates[0]
+    is_typed = "task.type" in settings or "task.train" not in settings
+    if not is_typed and settings.get("task.name") in list_type_options():  # the type of that table
+        settings["task.type"] = settings.pop("task.name")
     refuse_conflicts(settings, overrides)
     lengths = dict.fromkeys(LENGTH_PATHS) if settings.keys() & {*LENGTH_PATHS} else {}
     overrides = {**lengths, **overrides, **settings}

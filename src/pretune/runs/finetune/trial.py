@@ -47,6 +47,7 @@ from pretune.runs.finetune.features import (
     fit_head,
 )
 from pretune.runs.finetune.task_data import TaskData, compute_scores, find_tasks
+from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
 from pretune.tasks.predict import compute_answer_scores
 from pretune.tasks.stream import TaskStream
@@ -105,7 +106,7 @@ class FinetuneTrial:
         self.notes = self.encoders.find_notes(self.train_examples)
         self.selection_examples = self._select_eval_examples()
         self.data, is_new = self._encode()
-        self._compute_references()
+        self._add_references()
         self.count_flops = self._build_flops_counter(counts_body=is_new)
         self._synchronize_weights()
         self.stream = self._build_stream()
@@ -142,10 +143,6 @@ class FinetuneTrial:
             self.notes += self.encoders.describe_counts(items)
             if distillation is not None and context.teacher is not None:
                 items = add_teacher_logits(items, context.teacher, distillation, self.precision)
-            if (preferences := self.adapted_model.preferences) is not None:
-                encoder = self.encoders.encoders[0]
-                preferences.compute_references(self.model, encoder, self.train_examples, self.precision)
-                items = (preferences.add_references(items[0], self.train_examples),)
             shared_data[key] = EncodedData(items)
             if caches_features:
                 share = self.selection_examples[ranks.rank :: ranks.world]
@@ -157,12 +154,15 @@ class FinetuneTrial:
                 log.warn(note)
         return shared_data[key], is_new
 
-    def _compute_references(self) -> None:
-        """Compute the reference of held-out pairs, before training changes the model."""
+    def _add_references(self) -> None:
+        """Compute the reference of training and held-out pairs, before training changes the model."""
         preferences, parts = self.adapted_model.preferences, self.context.task_data.parts
-        if preferences is not None:
-            examples = [*parts.dev, *(parts.test if self.context.task_data.headline_split == "test" else ())]
-            preferences.compute_references(self.model, self.encoders.encoders[0], examples, self.precision)
+        if preferences is None:
+            return
+        held_out = [*parts.dev, *(parts.test if self.context.task_data.headline_split == "test" else ())]
+        if missing := preferences.find_missing([*self.train_examples, *held_out]):
+            preferences.add_references(self.encoders.encoders[0], missing, self._gather_predictions(missing))
+        self.data = self.data._replace(train=(preferences.attach_references(self.data.train[0], self.train_examples),))
 
     def _build_flops_counter(self, *, counts_body: bool) -> FlopsCounter | DistillationFlops | FeatureFlops:
         if self.data.train[0].has_features:
@@ -242,15 +242,20 @@ class FinetuneTrial:
 
     def predict(self, examples: Sequence[Example]) -> list[Prediction]:
         """Predict examples: every rank its share, gathered on all ranks."""
-        ranks, start = self.context.ranks, time.monotonic()
+        start = time.monotonic()
+        items = self.data.selection if examples is self.selection_examples else None
+        predictions = self._gather_predictions(examples, items)
+        self.outlook.add_predictions(len(examples), time.monotonic() - start)
+        return predictions
+
+    def _gather_predictions(self, examples: Sequence[Example], items: Items | None = None) -> list[Prediction]:
+        ranks = self.context.ranks
         mine = examples[ranks.rank :: ranks.world]
         try:
-            items = self.data.selection if examples is self.selection_examples else None
             predictions = self.encoders.predict(self.model, mine, self.precision, items) if mine else []
         except NonFiniteError:  # the base was finite, so training diverged
             raise DivergedError("outputs of the fine-tuned model are not finite; decrease the learning rate") from None
         rank_predictions = ranks.gather_objects(predictions)
-        self.outlook.add_predictions(len(examples), time.monotonic() - start)
         return [rank_predictions[place % ranks.world][place // ranks.world] for place in range(len(examples))]
 
     @property
@@ -264,7 +269,7 @@ class FinetuneTrial:
         """Return the scores on the examples of selection."""
         examples = self.selection_examples
         if (preferences := self.adapted_model.preferences) is not None:
-            return preferences.score(self.model, self.encoders.encoders[0], examples, self.precision)
+            return preferences.score(self.encoders.encoders[0], examples, self.predict(examples))
         if self.selects_by_loss:
             return compute_answer_scores(self.model, self.encoders.encoders[0], examples, self.precision)
         return compute_scores(self.context.task_data, examples, self.predict(examples))
@@ -274,8 +279,8 @@ class FinetuneTrial:
         task_data = self.context.task_data
         scores = compute_scores(task_data, examples, predictions)
         preferences, scoring = self.adapted_model.preferences, get_type(task_data.task).scoring
-        if preferences is not None and self.context.ranks.is_first:
-            scores |= preferences.score(self.model, self.encoders.encoders[0], examples, self.precision)
+        if preferences is not None:
+            scores |= preferences.score(self.encoders.encoders[0], examples, predictions)
         is_text = scoring.gold == "text" and not scoring.is_reward and not task_data.members
         if is_text and self.context.ranks.is_first:
             encoder = self.encoders.encoders[0]

@@ -6,7 +6,7 @@
 
 The columns tell the form; `prompt` may be a list of messages, too, and answers a list of their message alone. A decoder
 reads each answer after the prompt, written by its chat template, and compares the mean log-probabilities of a token;
-only the last answer of a chat counts. With a reward head (`tune.preference=reward`) any model gives each a score.
+only the last answer of a chat counts. With a reward head (`tune.preference=reward_model`) any model gives each a score.
 """
 
 from collections.abc import Iterable, Mapping
