@@ -5,13 +5,15 @@
 The plan has `base`, the settings of all runs, and `runs`, the changes of each. A run is given by
 
     name                its name (default: its changes)
-    model, vocab        family and size, and the size of its vocabulary (of `tokenizer`, a kind, by default wordpiece)
+    model, vocab        family and size, and the size of its vocabulary (of `tokenizer`, a kind, by default wordpiece,
+                        and `style`, its special tokens, by default the usual ones)
     pflop, tokens       its length: 10^15 floating-point operations of training, or tokens; or
     budget              a time: the recipe or model is trained from `--text`, with nothing else chosen unless set
     share, files        share of each file of the text (0.04 of 28.9M words are 1.2M), and files by a part
                         of their name (default: all)
     slots               of `--slots`, how many it takes (default 1); `alone: true` runs without others
-    suite               list of settings of fine-tuning, each tried on `tasks` (default: all of bench.quality.suite)
+    suite               list of settings of fine-tuning, each tried on `tasks` (default: all of bench.quality.suite), of
+                        two slots each
     then                list of commands of pretune afterwards; {run} is the directory of the run
     only                a mapping that replaces `base`
 
@@ -42,23 +44,10 @@ from bench.quality.studies import start_mps
 
 Run = Mapping[str, Any]
 OWN_KEYS = {
-    *(
-        "name",
-        "model",
-        "vocab",
-        "tokenizer",
-        "pflop",
-        "tokens",
-        "budget",
-        "share",
-        "files",
-        "slots",
-        "alone",
-        "suite",
-        "tasks",
-    ),
-    *("then", "only", "seeds", "options"),
+    *("name", "model", "vocab", "tokenizer", "style", "pflop", "tokens", "budget", "share", "files", "slots", "alone"),
+    *("suite", "tasks", "then", "only", "seeds", "options"),
 }
+STYLES = {"wordpiece": "cls-sep", "bpe": "endoftext", "unigram": "sentinels"}
 SETTINGS = {"train.samples_every": 0, "train.eval_tokens": 300_000, "train.log_every": 50, "train.workers": 1}
 SUMMARY_KEYS = ("tokens_per_second", "mfu", "seconds", "waiting")
 
@@ -113,7 +102,8 @@ def copy_share(text: Path, run: Run, out: Path) -> Path:
 
 def name_data(run: Run) -> str:
     """Return the name of the data of a run."""
-    return f"{run.get('tokenizer', 'wordpiece')}-{run['vocab']}-{run.get('share', 1)}{run.get('files', '')}"
+    kind = f"{run.get('tokenizer', 'wordpiece')}{run.get('style', '')}"
+    return f"{kind}-{run['vocab']}-{run.get('share', 1)}{run.get('files', '')}"
 
 
 def prepare(run: Run, text: Path, work: Path, end: float) -> dict[str, Any]:
@@ -122,8 +112,7 @@ def prepare(run: Run, text: Path, work: Path, end: float) -> dict[str, Any]:
     name = name_data(run)
     text = copy_share(text, run, work / f"text-{name}")
     tokenizer, kind = work / f"tokenizer-{name}", run.get("tokenizer", "wordpiece")
-    style = {"wordpiece": "cls-sep", "bpe": "endoftext", "unigram": "sentinels"}[kind]
-    options = ("--kind", kind, "--style", style, "--vocab", str(run["vocab"]))
+    options = ("--kind", kind, "--style", run.get("style", STYLES[kind]), "--vocab", str(run["vocab"]))
     call("tokenizer", str(text), *options, "--out", str(tokenizer), end=end)
     card = call("prepare", str(text), "--tokenizer", str(tokenizer), "--out", str(work / f"data-{name}"), end=end)
     return {"seconds": round(time.monotonic() - started, 1), "splits": card.get("splits")}
@@ -134,7 +123,8 @@ def list_options(run: Run) -> list[str]:
     settings = {key: value for key, value in run.items() if key not in OWN_KEYS}
     if "budget" not in run:
         settings = {**SETTINGS, **settings}
-    return [word for key, value in settings.items() for word in ("--set", f"{key}={json.dumps(value)}")]
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings.items()}
+    return [word for key, text in texts.items() for word in ("--set", f"{key}={text}")]
 
 
 def train(run: Run, text: Path, work: Path, end: float) -> dict[str, Any]:
@@ -194,7 +184,7 @@ def list_jobs(runs: list[dict[str, Any]], args: argparse.Namespace, end: float) 
                         data=args.tasks, seeds=run.get("seeds", 1), seconds=max(1.0, end - time.monotonic()),
                         options=run.get("options", ""),
                     ),
-                    1, False, run["name"],
+                    2, False, run["name"],
                 )  # fmt: skip
         for command in run.get("then", ()):
             words = shlex.split(command.format(run=out))

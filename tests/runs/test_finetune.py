@@ -293,6 +293,13 @@ class TestWishes:
         assert [read(run, width=width) for width in (512, 256, 32)] == [1.65e-4, 4e-4, 5e-4]
         assert read(run, width=512) == read(base, "from-scratch", width=512) and read(base, width=32) == 5e-4
         assert read(base) == 3e-5 and read(run, lr=1e-4) == 1e-4
+        for model, name, values in (
+            (run, "full", (0.85, 6.0)),
+            (run, "gradual", (None, 3.0)),
+            (base, "full", (None, 3.0)),
+        ):
+            tuning = build_finetune_config(model, task="sst2", method=name, base_spec=replace(spec, width=768))
+            assert (tuning.tune.layer_decay, tuning.train.default_epochs) == values
         usual = {name: read(base, name) for name in ("lora", "from-scratch", "extra-layers", "last-only", "ulmfit")}
         assert {name: read(run, name) for name in usual} == usual
         for method, is_named in (("full", True), ("lora", False), ("from-scratch", False)):

@@ -85,11 +85,12 @@ def test_vocabularies_follow_text_and_size() -> None:
     assert plan("encoder", 60, sets={"model.vocab": "3000"})[1].vocab == 3000
 
 
-def test_repeated_text_gets_dropout_and_a_stronger_decay() -> None:
-    much, little = plan("encoder", 30)[0], plan("encoder", 600, text=TextFacts(bytes=4_000_000, tokens=1_000_000))[0]
-    for chosen, dropout, decay in ((much, 0.0, 0.1), (little, 0.1, 0.3)):
-        assert chosen.choices["model.dropout"].value == dropout
-        assert chosen.choices["train.optimizer"].value["weight_decay"] == decay
+def test_repeated_text_gets_a_stronger_decay_and_dropout() -> None:
+    for name, dropouts in (("encoder-decoder", (0.0, 0.1)), ("encoder", (0.1, 0.1))):
+        much, little = plan(name, 15)[0], plan(name, 600, text=TextFacts(bytes=4_000_000, tokens=1_000_000))[0]
+        for chosen, dropout, decay in zip((much, little), dropouts, (0.1, 0.3), strict=True):
+            assert chosen.choices["model.dropout"].value == dropout
+            assert chosen.choices["train.optimizer"].value["weight_decay"] == decay
 
 
 def test_repetitions_are_worth_less_than_new_text() -> None:

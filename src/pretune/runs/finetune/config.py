@@ -26,8 +26,8 @@ from pretune.runs.config import RunConfig
 from pretune.tasks.example import Example
 from pretune.training.config import LinearSchedule, Schedule, TrainConfig
 
-DEFAULT_EPOCHS, MIN_STEPS, MAX_EPOCHS = 3.0, 300, 30.0
-"""Three epochs (Devlin et al., 2019), or more on small data (Mosbach et al., 2021): 300 steps or 30 epochs."""
+MIN_STEPS, MAX_EPOCHS = 300, 30.0
+"""Least length of a run by default, in steps, but no more than so many epochs (Mosbach et al., 2021)."""
 EVALUATIONS_PER_RUN, LONG_EPOCH_STEPS = 10, 500
 """Epochs of more than LONG_EPOCH_STEPS steps are evaluated EVALUATIONS_PER_RUN times per run instead."""
 
@@ -134,6 +134,7 @@ class FinetuneTrainConfig(TrainConfig):
     eval_every: NonNegative[int] = 0  # steps; 0: every epoch, at least ten times in a run of long epochs
     max_checkpoints: Annotated[int, ZeroOrSeveral()] = 2  # 0: no checkpoints, so an interrupted trial starts again
     batch: Positive[int] = 32  # examples per optimizer step
+    default_epochs: Positive[float] = 3.0  # where neither steps nor epochs is set (Devlin et al., 2019)
     patience: Positive[int] | None = None  # evaluations without improvement; None: no early stopping
     eval_examples: Positive[int] | None = None  # dev examples per evaluation; None: 2,000, or 200 for generation
 
@@ -192,7 +193,7 @@ class FinetuneConfig(RunConfig):
             return self.train.steps
         if self.train.epochs is not None:
             return max(math.ceil(self.train.epochs * steps_per_epoch), 1)
-        default_steps = max(DEFAULT_EPOCHS * steps_per_epoch, min(MIN_STEPS, MAX_EPOCHS * steps_per_epoch))
+        default_steps = max(self.train.default_epochs * steps_per_epoch, min(MIN_STEPS, MAX_EPOCHS * steps_per_epoch))
         return math.ceil(default_steps * (1 if isinstance(self.method, Full | Gradual) else 2))
 
 

@@ -36,7 +36,7 @@ Extras = Mapping[str, tuple[Any, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regularization:
-    """Dropout and weight decay where text is much, and where it is repeated often; None: the model has no dropout."""
+    """Dropout and weight decay where text is much, and where it is repeated often; dropout None: not by epochs."""
 
     epochs: float = 4.0  # more than these are often
     dropout: tuple[float, float] | None = (0.0, 0.1)
