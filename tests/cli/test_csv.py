@@ -39,6 +39,7 @@ def test_fields_are_quoted_where_they_must_be(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == 'a,b\r\n"say ""x""","1,5"\r\n"two\nlines",\r\n'
 
 
+@pytest.mark.slow
 def test_lists(read: Read) -> None:
     assert [row["name"] for row in read("list", "sizes")] == catalog.list_names()
     assert [row["name"] for row in read("list", "tasks")] == TASKS.list_names()

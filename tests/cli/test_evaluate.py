@@ -124,6 +124,7 @@ def test_the_next_command_has_the_tables_columns_and_data_that_were_given(
     assert f"next: pretune finetune {model} --task copa --data {shared_data} --out" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_tasks_from_the_data_directory(capsys: Capture, runs: dict[str, str], shared_data: Path) -> None:
     where = f"--data={shared_data}"
     if not (shared_data / "tasks" / "blimp").is_dir():

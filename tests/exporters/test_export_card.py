@@ -69,6 +69,7 @@ def test_code_of_transformers(
         assert set(printed[0]) <= set(model.spec.labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "gpt2", "bart", "electra", "xlnet"])
 @pytest.mark.parametrize("with_tokenizer", [True, False])
 def test_code_of_language_models(

@@ -134,12 +134,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plateau": {"train__eval_every": 2}, "adam": {"train__optimizer": "adam_w"},
     "scalar-mix": {"tune__scalar_mix__dropout": 0},
 }  # fmt: skip
-QUICK = ("lora",)
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in METHODS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", METHODS)
 def test_two_ranks_learn_what_one_learns(
     runs: Nursery, base: Path, table: Path, alone: Path, tmp_path: Path, name: str
 ) -> None:

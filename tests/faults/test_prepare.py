@@ -328,6 +328,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at /proc")
 class TestProcesses:
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("number", "code"), keep_quick([(signal.SIGINT, 130), (signal.SIGTERM, 75)], (signal.SIGTERM, 75))
     )

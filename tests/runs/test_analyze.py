@@ -50,6 +50,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "method"), keep_quick(CASES, ("bert-tiny", "lora"), ("t5-small", "bitfit")))
 def test_it_is_what_was_measured_in_training(family: str, method: str, made: Path) -> None:
     run, expected = finetune(made, family, method)

@@ -51,6 +51,7 @@ def test_an_encoder_decoder_writes_the_label(tmp_path: Path) -> None:
     assert "text" in said and run.score is not None
 
 
+@pytest.mark.slow
 def test_tags(tmp_path: Path) -> None:
     base = tasked.make_base(tmp_path)
     run = finetune(base, train=tasked.tags(tmp_path / "own.conll"), out=tmp_path / "run", lr=1e-2, steps=40)

@@ -103,6 +103,7 @@ def test_the_unigram_loss_by_hand() -> None:
     assert compute_unigram_loss(train, np.zeros(4, dtype=np.int64), [0]) is None
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_warns_everywhere_and_a_good_one_nowhere(
     prepared: Prepared, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from pretune.reports.page import report
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.pretrain import pretrain
@@ -9,6 +11,7 @@ from tests.runs import tasked
 from tests.runs.small import FAST, Prepared, shrunk
 
 
+@pytest.mark.slow
 def test_pre_training_and_fine_tuning(prepared: Prepared, tmp_path: Path) -> None:
     changes = {**shrunk("bert-tiny"), **FAST, "data.length_schedule": None, "train.samples_every": 2}
     base = pretrain("bert-tiny", data=prepared(), out=tmp_path / "base", objective="masked", steps=4, overrides=changes)

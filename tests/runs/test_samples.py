@@ -129,6 +129,7 @@ class TestRuns:
         assert errors.count("REASON\n") == 1 and "REST" not in errors
         assert found.summary["steps"] == STEPS and not told(tmp_path / "run") and same(plain, tmp_path / "run")
 
+    @pytest.mark.slow
     def test_report_and_card_show_them(self, plain: Path, tmp_path: Path) -> None:
         page = report([plain], tmp_path / "report.html").read_text()
         assert page.count('class="sample"') == SAMPLE_TEXTS and page.count("<b>step 48</b>") == SAMPLE_TEXTS

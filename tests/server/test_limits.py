@@ -102,6 +102,7 @@ def test_hosts_origins_and_tokens(headers: dict[str, str], status: int, server: 
     assert server.call("/health", **same)[0] == 200  # needs no token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [40_000, 40_000_000])
 @pytest.mark.parametrize("expects", [False, True])
 @pytest.mark.parametrize("is_chunked", [False, True])

@@ -131,6 +131,7 @@ def test_shards_divide_the_cells(tmp_path: Path) -> None:
     assert {plan.steps[key].action for key in halves[0] & halves[1]} == {"tokenizer", "data"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", keep_quick(["history", "bert-size", "bart-noise"], "bert-size"))
 def test_machines_of_different_speed_divide_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     divisions = []

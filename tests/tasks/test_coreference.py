@@ -278,6 +278,7 @@ def test_spans_and_their_loss_are_those_of_the_definition() -> None:
     np.testing.assert_allclose(float(loss.sum), total, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_scalar_mix_is_read_as_the_last_states_are() -> None:
     task, documents = task_of("coreference"), [make_document(3), make_document(2)]
     mixing = Mixing(lstm=BiLSTM(hidden=8), attention=None, dropout=0.0)

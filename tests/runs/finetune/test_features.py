@@ -62,6 +62,7 @@ def is_same(first: Path, second: Path) -> bool:
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKERS)
 def test_the_head_is_that_of_a_run_without_a_cache(
     base: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch, reads: list[bool]

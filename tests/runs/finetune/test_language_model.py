@@ -35,6 +35,7 @@ def tune(base: Path, folder: Path, **options: Any) -> FinetunedRun:
     return finetune(base, out=folder, train=table, steps=6, baselines="none", overrides=QUICK, device="cpu", **options)
 
 
+@pytest.mark.slow
 def test_three_stages_are_one_command(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task starts from a language model of its texts, with the paper's settings; a killed one is resumed."""
     run = tune(base, tmp_path / "run")

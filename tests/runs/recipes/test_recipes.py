@@ -65,6 +65,7 @@ def test_from_text_to_a_model(name: str, loaded: str, text: Path, tmp_path: Path
         pt.pretrain(other, text=text, budget=3.0, out=out, resume=True)
 
 
+@pytest.mark.slow
 def test_prepared_text_is_used_again(text: Path, tmp_path: Path, in_time: None, monkeypatch: Patch) -> None:
     def interrupt(*_: object, **__: object) -> Any:
         raise KeyboardInterrupt
@@ -150,6 +151,7 @@ def test_text_without_spaces(language: str, tmp_path: Path, in_time: None) -> No
     ).items()
 
 
+@pytest.mark.slow
 def test_too_little_text_for_a_sequence_is_one_line(tmp_path: Path, in_time: None) -> None:
     (tmp_path / "text.txt").write_text("hello")
     with pytest.raises(DataError, match="add text"):
