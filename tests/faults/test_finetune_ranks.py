@@ -16,9 +16,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import pretune as pt
 from pretune.runs.prepare import prepare
 from tests.data.texts import blocks
 from tests.faults.runs import ENVIRONMENT, Child, Nursery, metrics, steps_of
+from tests.inference.speakers import speaker
 from tests.runs import tasked
 from tests.runs.test_finetune_shapes import two_tasks
 
@@ -96,6 +98,22 @@ def close(run: Path, other: Path, *, exact: float = 1e-6, judged: float = 1e-6) 
     said = [[json.loads(line) for line in (one / "predictions.jsonl").read_text().splitlines()] for one in (run, other)]
     assert [one["id"] for one in said[0]] == [one["id"] for one in said[1]]
     assert {path.name for path in run.iterdir()} == {path.name for path in other.iterdir()}
+
+
+@pytest.mark.slow
+def test_sampled_answers_are_those_of_one_process(runs: Nursery, tmp_path: Path) -> None:
+    """Each rank samples answers to its prompts; the last step of an epoch has one."""
+    pt.save(speaker("llama-7b", "bpe", "endoftext"), tmp_path / "base")
+    rows = [{"question": f"{number} and?", "answer": "[aeiou]"} for number in range(12)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"data__max_new_tokens": 3, "tune__dropout": None, "train__batch": 4, "tune__grpo__samples": 4}
+    alone, both = run_twice(
+        runs, tmp_path, tmp_path / "base", f"--train={tmp_path / 'own.jsonl'}", "--reward=regex", **settings
+    )
+    close(both, alone)
+    lines = [[line for line in metrics(run) if "reward" in line] for run in (alone, both)]
+    for name in ("reward", "no_signal", "length"):
+        assert [line[name] for line in lines[0]] == [line[name] for line in lines[1]]
 
 
 GRADUAL = '--set=method.when={"kind": "epochs", "every": 0.5}'

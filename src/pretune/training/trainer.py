@@ -154,9 +154,10 @@ class Trainer:
             try:
                 self._run_phase(number)
             except DataError:  # of the next batch, or of an evaluation
-                loop.hooks = [hook for hook in loop.hooks if hook is not validation]
-                saver.save(loop, wait=True)
-                self.logger.log(f"step {state.step:,}: stopped by an error; its checkpoint can be resumed")
+                if loop.ranks.world == 1:  # others may be in the middle of a step
+                    loop.hooks = [hook for hook in loop.hooks if hook is not validation]
+                    saver.save(loop, wait=True)
+                    self.logger.log(f"step {state.step:,}: stopped by an error; its checkpoint can be resumed")
                 raise
             if self._stops_early:
                 break
