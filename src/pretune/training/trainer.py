@@ -154,7 +154,7 @@ class Trainer:
             try:
                 self._run_phase(number)
             except DataError:  # of the next batch, or of an evaluation
-                if loop.ranks.world == 1:  # others may be in the middle of a step
+                if loop.ranks.world == 1 and self._store is not None:  # other ranks may be in the middle of a step
                     loop.hooks = [hook for hook in loop.hooks if hook is not validation]
                     saver.save(loop, wait=True)
                     self.logger.log(f"step {state.step:,}: stopped by an error; its checkpoint can be resumed")
