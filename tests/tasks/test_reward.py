@@ -224,12 +224,13 @@ def fail(answer: str, reference: str) -> float:
         ("nmber", "5", UsageError, ("'nmber'", "'number'")),
         ("number", "five", DataError, ("row 1", "'five'", "no number")),
         ("regex", "(", DataError, ("row 1", "'('")),
+        ("number", [1, float("nan")], DataError, ("own.jsonl:1", "'answer'", "not finite")),
         ("reward.fail", "7", DataError, ("row 1", "reward.fail", "ValueError: two lines")),
         ("reward.fail", "8", DataError, ("row 1", "finite", "nan")),
     ],
 )
 def test_bad_rewards_are_one_line(
-    reward: str | None, answer: str, kind: type[PretuneError], parts: tuple[str, ...], tmp_path: Path
+    reward: str | None, answer: Any, kind: type[PretuneError], parts: tuple[str, ...], tmp_path: Path
 ) -> None:
     register_reward(fail)
     with pytest.raises(kind) as error:

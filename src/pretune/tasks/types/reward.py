@@ -18,7 +18,7 @@ from pretune.metrics import METRICS, get_headline
 from pretune.metrics.rewards import describe_fault
 from pretune.tasks.encoding import EncodingRules, Items
 from pretune.tasks.example import Example, Examples, Prediction, Predictions
-from pretune.tasks.table import TableRow, pick_column
+from pretune.tasks.table import TableRow, data_error, pick_column
 from pretune.tasks.table_reader import UserTables, find_chat_form
 from pretune.tasks.task import Task
 from pretune.tasks.types.base import AnswerPrompt, Outputs, TaskType
@@ -35,9 +35,13 @@ class RewardReader(InstructionReader):
     def parse_row(self, row: TableRow) -> Example:
         if self.text != self.label:
             reference = row.require(self.label)
-            text = (
-                reference if isinstance(reference, str) else json.dumps(reference, ensure_ascii=False, allow_nan=False)
-            )
+            try:
+                as_json = json.dumps(reference, ensure_ascii=False, allow_nan=False)
+            except ValueError:
+                raise data_error(
+                    f"{row.location}: '{self.label}' has a number that is not finite; fix the row"
+                ) from None
+            text = reference if isinstance(reference, str) else as_json
             row = row._replace(values={**row.values, self.label: text})
         return InstructionReader.parse_row(self, row)
 
