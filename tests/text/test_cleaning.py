@@ -107,6 +107,13 @@ def test_names() -> None:
     assert function("#### ab cd") is not None
 
 
+def test_a_sample_is_a_share_of_the_documents_and_grows_with_it() -> None:
+    given = documents([f"document {number}" for number in range(2000)])
+    samples = [{document.text for document in clean(given, [f"sample={share}"])} for share in (0, 0.1, 0.3, 1)]
+    assert [*map(len, samples)][::3] == [0, 2000] and samples[1] < samples[2]
+    assert 150 < len(samples[1]) < 250 and 540 < len(samples[2]) < 660
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [

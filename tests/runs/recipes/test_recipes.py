@@ -11,7 +11,9 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import CheckpointError, DataError, UsageError
 from pretune.runs.config import PretrainConfig
+from pretune.runs.options import PretrainOptions
 from pretune.runs.recipes import build, plan
+from pretune.runs.recipes.facts import DeviceFacts
 from pretune.runs.recipes.timing import measure_token_seconds
 from tests.conftest import Capture, Patch, run_command
 from tests.selection import keep_quick
@@ -32,6 +34,24 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_time(monkeypatch: Patch) -> None:
     """However busy the machine is, a run of seconds is no error."""
     monkeypatch.setattr(build, "MIN_SHARE", -1e9)
+
+
+def test_of_much_text_a_part_is_prepared(tmp_path: Path, monkeypatch: Patch) -> None:
+    """No more than the time is enough for, unless documents are few."""
+    slow = DeviceFacts(name="slow", device_type="cpu", flops=2e8, bandwidth=1e9, memory=24e9)
+    text = tmp_path / "stories.txt"
+    text.write_text("\n\n".join(f"{' '.join(WORDS[n % 15 :])} {n} and {' '.join(WORDS)}" for n in range(900)))
+    options = PretrainOptions(model="encoder", text=text, budget="30s", overrides={"model.vocab": "256"})
+    parts = {}
+    for least in (100, 10_000):
+        monkeypatch.setattr(build, "MIN_PART_DOCUMENTS", least)
+        chosen, size = build.plan_without_data(options, slow)
+        data = build.prepare_text(options, build.find_recipe(options), tmp_path / str(least), chosen)
+        assert data.card["documents_read"] == 900
+        parts[least] = sum(split["documents"] for split in data.card["splits"].values()) / 900
+        assert data.tokens > size.tokens
+    assert chosen.choices.get("part") is None and parts[10_000] == 1
+    assert 0.05 < parts[100] < 0.5
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from pretune.runs.prepare import run_prepare
 from pretune.runs.recipes import RECIPES
 from pretune.runs.recipes.facts import START_SECONDS, DeviceFacts, Facts, TextFacts
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
-from pretune.runs.recipes.plan import PlannedRun, PlanRecord, RecipePlan, SizeEstimate
+from pretune.runs.recipes.plan import PlannedRun, PlanRecord, RecipeChoice, RecipePlan, SizeEstimate
 from pretune.runs.recipes.recipe import ShapeRecipe, choose_tokenizer
 from pretune.runs.recipes.rules import describe_plateau
 from pretune.runs.recipes.timing import measure_token_seconds
@@ -35,10 +35,13 @@ from pretune.runs.training_data import DataFacts
 from pretune.text.tokenizer import Tokenizer
 from pretune.text.tokenizer.training import train_tokenizer
 
-TOKENIZER_BYTES = 20_000_000
-"""Text that a tokenizer is trained on: more takes time, and changes hardly a piece of a small vocabulary."""
+PIECE_BYTES, SECOND_BYTES = 2500, 100_000
+"""Text that a tokenizer is trained on at most, for each of its pieces (more changes hardly one of them), and for each
+second of the budget."""
 TEXT_SHARE = 0.15
 """Share of the time that tokenizer and data are expected to take, before they are made."""
+PART_FACTOR, MIN_PART_DOCUMENTS = 2.0, 1000
+"""Text that is prepared, relative to what is read in the time as far as is known, and the least documents of a part."""
 STEP_SHARE = 0.9
 """Share of the training time on a processor that steps take; evaluations, samples and saves take the rest."""
 MIN_SHARE = 0.3
@@ -95,6 +98,10 @@ def plan_without_data(options: PretrainOptions, device: DeviceFacts) -> tuple[Re
             initial.check_text(text)
     seconds = max(budget * (1 - share) - START_SECONDS[device.device_type], 1.0)
     plan, size = recipe.plan(Facts(text=text, device=device, seconds=seconds), overrides, vocab, initial)
+    part = PART_FACTOR * size.tokens / max(text.tokens, 1)
+    if options.data is None and part < 0.5 and part * text.documents > MIN_PART_DOCUMENTS:
+        reason = f"{PART_FACTOR:g} times the text that is read in the time; documents by their hashes"
+        plan.note("part", float(f"{part:.2g}"), reason)
     if options.data is None and (initial is None or VOCAB_PATH in overrides):
         kind = (recipe.tokenizer if initial is None else initial.paper.tokenizer)[0]
         plan.note("tokenizer", *choose_tokenizer(kind, text))
@@ -105,16 +112,16 @@ def plan_run(
     options: PretrainOptions, run_dir: RunDir, started_at: float, device: torch.device, count: int
 ) -> PlannedRun:
     """Prepare the text if there is one, measure the device, and return the settings; `count` is that of devices."""
-    recipe, budget, initial = find_recipe(options)
+    inputs = recipe, budget, initial = find_recipe(options)
     overrides = collect_overrides(options)
     if initial is not None:
         initial.check_weights()
     device_facts = DeviceFacts.measure(device, count)
-    tokenizer_choice = None
+    text_choices: list[RecipeChoice] = []
     if options.data is None:
         plan, _ = plan_without_data(options, device_facts)
-        tokenizer_choice = plan.choices.get("tokenizer")
-        data = prepare_text(options, recipe, run_dir.data, plan, initial)
+        text_choices = [plan.choices[name] for name in ("tokenizer", "part") if name in plan.choices]
+        data = prepare_text(options, inputs, run_dir.data, plan)
     else:
         data = PreparedData.open(options.data)
     tokenizer, text = Tokenizer.load(data.tokenizer), TextFacts.from_prepared_data(data)
@@ -154,8 +161,8 @@ def plan_run(
         log.info(f"steps of this size read {pace:.2g} times the tokens that matrix products tell")
         seconds_left = max(facts.seconds - (time.monotonic() - start_time), 1.0)
         plan, size, config = build(replace(facts, device=replace(device_facts, pace=pace), seconds=seconds_left))
-    if tokenizer_choice is not None:
-        plan.note("tokenizer", tokenizer_choice.value, tokenizer_choice.reason)
+    for choice in text_choices:
+        plan.note(choice.path, choice.value, choice.reason)
     for choice in plan.choices.values():
         log.info(str(choice))
     warning = describe_plateau(config, size.tokens) if initial is None else ""
@@ -170,30 +177,32 @@ def select_settings(plan: RecipePlan, objective: str | None, initial: InitialMod
     return settings if initial is None else {"data.samples": "documents", "data.length_schedule": None, **settings}
 
 
-def prepare_text(
-    options: PretrainOptions, recipe: ShapeRecipe, out: Path, plan: RecipePlan, initial: InitialModel | None = None
-) -> PreparedData:
+def prepare_text(options: PretrainOptions, inputs: RecipeInputs, out: Path, plan: RecipePlan) -> PreparedData:
     """Train a tokenizer on the text and prepare it in `out`; what is there of the same text is used again.
 
     The tokenizer of an initial model is used as it is, unless the user has set a size of the vocabulary.
     """
-    inputs = list_text(options)
+    recipe, budget, initial = inputs
+    part: float | None = plan.choices["part"].value if "part" in plan.choices else None
+    prepare_options = PrepareOptions(
+        inputs=list_text(options), out=out, clean=() if part is None else (f"sample={part}",)
+    )
     style = recipe.tokenizer[1] if initial is None else initial.paper.tokenizer[1]
     vocab: int = plan.choices[VOCAB_PATH].value
     recover(out)
     if initial is not None and VOCAB_PATH not in plan.overrides:
-        return run_prepare(PrepareOptions(inputs=inputs, out=out, tokenizer=initial.tokenizer, overwrite=True))
+        return run_prepare(replace(prepare_options, tokenizer=initial.tokenizer, overwrite=True))
     if (out / "tokenizer").is_dir():
         try:
-            return run_prepare(PrepareOptions(inputs=inputs, out=out, tokenizer=out / "tokenizer"))
+            return run_prepare(replace(prepare_options, tokenizer=out / "tokenizer"))
         except DataError:
             log.info(f"{out}: prepared from other text; it is replaced")
     kind: str = plan.choices["tokenizer"].value
     log.info(f"training a tokenizer of {vocab:,} pieces ({kind})")
-    tokenizer = train_tokenizer(
-        kind, [os.fspath(name) for name in inputs], vocab=vocab, style=style, sample_bytes=TOKENIZER_BYTES
-    )
-    data = run_prepare(PrepareOptions(inputs=inputs, out=out, tokenizer=tokenizer, overwrite=True))
+    sample_bytes = round(min(PIECE_BYTES * vocab, SECOND_BYTES * max(budget, 10.0)))
+    names = [os.fspath(name) for name in list_text(options)]
+    tokenizer = train_tokenizer(kind, names, vocab=vocab, style=style, sample_bytes=sample_bytes)
+    data = run_prepare(replace(prepare_options, tokenizer=tokenizer, overwrite=True))
     log.info(f"{data}: {format_number(data.tokens)} tokens")
     return data
 

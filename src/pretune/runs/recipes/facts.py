@@ -59,6 +59,7 @@ class TextFacts:
 
     bytes: int
     tokens: int
+    documents: int = 0
     unknown: float = 0.0  # share of the tokens that a tokenizer does not know
     has_spaces: bool = True  # between words
 
@@ -69,8 +70,8 @@ class TextFacts:
         Without a tokenizer, tokens have the usual length.
         """
         corpus = open_corpus([os.fspath(name) for name in inputs])
-        documents, n_bytes, sample, sample_bytes = corpus.read_documents(), 0, [], 0
-        for document in documents:
+        documents, n_bytes, sample, sample_bytes, count = corpus.read_documents(), 0, [], 0, 0
+        for count, document in enumerate(documents, 1):  # noqa: B007
             n_bytes += len(document.text.encode(errors="replace"))
             if sample_bytes < SAMPLE_BYTES:
                 sample.append(document.text[:SAMPLE_BYTES])
@@ -80,13 +81,14 @@ class TextFacts:
         if not n_bytes:
             raise DataError("the text is empty; pass files or folders with text")
         size = n_bytes if next(documents, None) is None else max(corpus.bytes or n_bytes, n_bytes)
-        has_spaces = separates_words(sample)
+        has_spaces, count = separates_words(sample), round(count * size / n_bytes)
         if tokenizer is None:
-            return cls(bytes=size, tokens=round(size / BYTES_PER_TOKEN), has_spaces=has_spaces)
+            tokens = round(size / BYTES_PER_TOKEN)
+            return cls(bytes=size, tokens=tokens, documents=count, has_spaces=has_spaces)
         ids = tokenizer.encode_batch(sample, literal=True).ids
         unknown = count_unknown(tokenizer, ids) / max(len(ids), 1)
         tokens = round(size * len(ids) / sample_bytes)
-        return cls(bytes=size, tokens=tokens, unknown=unknown, has_spaces=has_spaces)
+        return cls(bytes=size, tokens=tokens, documents=count, unknown=unknown, has_spaces=has_spaces)
 
     @classmethod
     def from_prepared_data(cls, data: PreparedData) -> "TextFacts":

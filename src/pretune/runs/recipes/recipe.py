@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pretune.core.log import format_count, format_number
 from pretune.models import catalog
 from pretune.models.spec import Model
+from pretune.runs.data_phases import EVAL_TOKENS
 from pretune.runs.recipes.facts import Facts, TextFacts
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
 from pretune.runs.recipes.plan import (
@@ -30,6 +31,10 @@ WORD_TOKENIZERS = ("wordpiece", "words", "whitespace")
 """Kinds of tokenizers that divide text at white space first."""
 MAX_PARAMETERS = 2.5
 """Parameters of the blocks for each token of the text: at 13M tokens, 31.5M parameters were as good as 50M."""
+
+
+EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 2048
+"""Validation tokens relative to those of the run, a third of whose time they take, and their least number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +98,8 @@ class ShapeRecipe:
         plan.note(VOCAB_PATH, size.vocab, reason)
         width = size.settings["width"] if initial is None else initial.spec.width
         self._choose_training(plan, size, width, is_new=initial is None)
+        eval_tokens = min(EVAL_TOKENS[facts.device.device_type], max(round(EVAL_SHARE * size.tokens), MIN_EVAL_TOKENS))
+        plan.choose("train.eval_tokens", eval_tokens, "an evaluation takes no more than a hundredth of the time")
         extras = {**(self.complete(size.settings) if initial is None else {}), **self.objective_settings}
         for path, (value, reason) in extras.items():
             plan.choose(path, value, reason)
