@@ -107,6 +107,18 @@ class TestKilled:
         runs.run(["finetune", f"--out={out}", "--resume"])
         assert same(out, straight)
 
+    def test_preferences_keep_their_reference(self, runs: Nursery, tmp_path: Path) -> None:
+        """The model before training, though a checkpoint holds all weights after some steps."""
+        pt.save(speaker("llama-7b", "bpe", "endoftext"), tmp_path / "base")
+        rows = [{"prompt": f"{number} and?", "chosen": "he", "rejected": f"{number}"} for number in range(20)]
+        (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        straight, out = tmp_path / "straight" / "run", tmp_path / "killed" / "run"
+        runs.run(command(tmp_path / "base", tmp_path / "own.jsonl", straight))
+        killed = command(tmp_path / "base", tmp_path / "own.jsonl", out)
+        runs.run(killed, ["killed_after_saving", 7], code=-signal.SIGKILL)
+        runs.run(["finetune", f"--out={out}", "--resume"])
+        assert same(out, straight)
+
     @pytest.mark.slow
     def test_trials_that_are_done_are_not_done_again(
         self, runs: Nursery, base: Path, table: Path, tmp_path: Path

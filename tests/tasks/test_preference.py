@@ -72,6 +72,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "late system": ({"prompt": [USER, {"role": "system", "content": "x"}], **ANSWERS}, "message 2 has the role"),
     "no answer": ({"chosen": chat("Hi", "a", "b"), "rejected": chat("Hi", "b")}, "'chosen' must end with an answer"),
     "no prompt": ({"chosen": [ASSISTANT], "rejected": "b"}, "message 1 has the role"),
+    "texts alone": ({"chosen": "a", "rejected": "b"}, "no prompt"),
     "a number": ({"prompt": "Hi", "chosen": 3, "rejected": "b"}, "must be text"),
 }
 

@@ -70,6 +70,8 @@ class PreferenceReader(TableReader):
 def _read_answer(prompt: list[Message], row: TableRow, column: str) -> tuple[list[Message], str]:
     """Return the messages before an answer, and the answer: a text, its message, or all messages of the chat."""
     value = row.require(column)
+    if not prompt and not isinstance(value, list):
+        raise data_error(f"{row.location}: '{column}' has no prompt; name its column with --text")
     messages = value if isinstance(value, list) else [{"role": ANSWER_ROLE, "content": row.get_text(column)}]
     *context, answer = read_messages(
         messages if len(messages) > 1 else [*prompt, *messages], f"{row.location}: '{column}'"
