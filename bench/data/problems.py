@@ -10,6 +10,7 @@ package reasoning-gym (Apache-2.0), which nothing else here does: install it int
 import argparse
 import itertools
 import json
+import random
 from pathlib import Path
 
 
@@ -37,7 +38,9 @@ def main() -> None:
     if len(problems) < sum(sizes.values()):
         parser.error(f"only {len(problems)} different problems; lower --train, or set more of them")
     options.folder.mkdir(parents=True, exist_ok=True)
-    rows = iter(problems.items())
+    pairs = [*problems.items()]
+    random.Random(options.seed).shuffle(pairs)  # NOTE: short problems repeat, so that the first ones are the shortest
+    rows = iter(pairs)
     for split, size in reversed(sizes.items()):
         lines = [
             json.dumps({"question": question, "answer": answer}) for question, answer in itertools.islice(rows, size)

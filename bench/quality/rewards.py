@@ -1,13 +1,13 @@
 """Rewards of held-out problems before and after GRPO, over several seeds.
 
-    python -m bench.data.problems letter_counting problems/letters --set max_words=6
-    python -m bench.data.problems basic_arithmetic problems/sums --set min_terms=2 max_terms=2 max_digits=1
-    python -m bench.quality.rewards problems/letters:number problems/sums:number --runs runs/rewards [--seeds 3]
+    python -m bench.data.problems chain_sum problems/sums --train 1600 --set min_terms=2 max_terms=3 max_digits=1
+    python -m bench.data.problems letter_counting problems/letters --train 1600 --set min_words=3 max_words=8
+    python -m bench.quality.rewards problems/sums:number problems/letters:number --runs runs/rewards [--seeds 3]
         [--steps 100] [--model smollm2] [--set tune.grpo.samples=16] [--out result.json]
 
 Each FOLDER:REWARD is a folder with train, dev and test.jsonl, and the check of its answers. All problems of test are
 answered greedily by the model before training, and by the weights that are best on dev. Prints JSON: both mean rewards,
-those of each seed, and the seconds of all of it.
+that of the most frequent reference as the answer to all, those of each seed, and the seconds of all of it.
 """
 
 import json
@@ -47,14 +47,16 @@ def main() -> None:
             seeds=options.seeds,
             steps=options.steps,
             lr=options.lr,
-            baselines="untuned",
+            baselines="majority,untuned",
             overrides=settings,
         )
         scores = json.loads(RunDir(out).scores.read_text())
+        baselines = {row["name"]: row["score"] for row in scores["baselines"]}
         rows.append(
             {
                 "task": Path(folder).name,
-                "before": scores["baselines"][0]["score"],
+                "constant": baselines["frequent_answer"],
+                "before": baselines["untuned"],
                 "after": run.score,
                 "seeds": scores["result"]["each"],
                 "seconds": round(time.monotonic() - start, 1),

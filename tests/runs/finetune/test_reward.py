@@ -49,14 +49,14 @@ def says_word(answer: str, reference: str) -> float:
 
 
 def test_a_run_learns_the_rewarded_word(base: Path, tmp_path: Path) -> None:
-    run = tune(base, tmp_path / "run", says_word, steps=30, baselines="untuned")
+    run = tune(base, tmp_path / "run", says_word, steps=30, baselines="majority,untuned")
     assert run.score == 1.0
     assert run.predict(["Say cat"])[0]["text"].split()[0] == "the"
     scores = json.loads(RunDir(tmp_path / "run").scores.read_text())
     assert (scores["kind"], scores["metric"]) == ("reward", "reward.says_word")
     assert {*scores["result"]["scores"]} == {"reward.says_word"}
-    (untuned,) = scores["baselines"]
-    assert untuned["name"] == "untuned" and untuned["score"] == 0.0 and "the" in scores["samples"][0]["after"]
+    assert {row["name"]: row["score"] for row in scores["baselines"]} == {"frequent_answer": 1.0, "untuned": 0.0}
+    assert "the" in scores["samples"][0]["after"]
     lines = [line for line in read_metrics(tmp_path / "run") if "reward" in line]
     assert all(line["loss"] == -line["reward"] and 1 <= line["length"] <= 5 for line in lines)
     assert lines[0]["reward"] < 0.1 < 0.5 < lines[-1]["reward"] and lines[0]["no_signal"] > lines[-1]["no_signal"]

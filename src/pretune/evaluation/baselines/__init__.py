@@ -50,6 +50,7 @@ BASELINES: "Registry[type[Baseline]]" = Registry(
         "first_words": "pretune.evaluation.baselines.answers:FirstWords",
         "near_words": "pretune.evaluation.baselines.answers:NearWords",
         "lead_words": "pretune.evaluation.baselines.answers:LeadWords",
+        "frequent_answer": "pretune.evaluation.baselines.answers:FrequentAnswer",
     },
 )
 

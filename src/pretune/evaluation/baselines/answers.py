@@ -90,6 +90,17 @@ class LeadWords(Baseline):
         return [Prediction(text=" ".join(example.text.split()[: max(mean, 1)])) for example in test]
 
 
+@spec
+class FrequentAnswer(Baseline):
+    """Most frequent reference."""
+
+    def predict(self, train: Examples, test: Examples, *, seed: int = 0) -> list[Prediction]:
+        """Count the references, and return the most frequent one."""
+        counts = Counter(example.target or "" for example in train)
+        answer = min(counts, key=lambda text: (-counts[text], text))
+        return [Prediction(text=answer)] * len(test)
+
+
 def _split_words(text: str) -> list[str]:
     return [match.group().lower() for match in WORD.finditer(text)]
 

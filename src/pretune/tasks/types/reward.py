@@ -130,7 +130,7 @@ REWARD = TaskType(
     scoring=RewardScoring(
         gold="text",
         evaluator=AnswerPrompt(text="Question: {text}\nAnswer: {answer}", max_answer_tokens=128),
-        baselines={"untuned": "untuned", "few_shot": "few_shot"},
+        baselines={"majority": "frequent_answer", "untuned": "untuned", "few_shot": "few_shot"},
     ),
 )
 """Problems whose answers are sampled and rewarded."""
