@@ -29,7 +29,18 @@ from pretune.reports.study_record import StudyCell, StudyClaim, StudyCost, Study
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
 OUTCOME_PLURALS = OUTCOME_LABELS | {"holds": "hold", "does not hold": "do not hold"}
 BASELINE_MARK = " °"
+BASELINE_NOTE = (
+    f"{BASELINE_MARK.strip()}: not better than the simplest baseline (for classes, the majority class) by more than 2 "
+    "standard errors; such a model has learned nothing that counts here. A verdict has the mark if neither row is "
+    "better."
+)
 """Mark of scores that are not better than the simplest baseline."""
+UNIGRAM_MARK = " †"
+UNIGRAM_NOTE = (
+    f"{UNIGRAM_MARK.strip()}: the pre-training loss is hardly below that of a unigram model, so the model has not got "
+    "beyond word frequencies; no claim about it is decided."
+)
+"""Mark of scores of models that have not got beyond word frequencies."""
 BUSY_FACTOR = 1.1
 """Wall-clock time of one-core steps relative to their CPU time, from which the machine had other work."""
 ACTION_NAMES = {"pretrain": "pre-training", "finetune": "fine-tuning"}
@@ -259,7 +270,12 @@ def _escape(text: str) -> str:
 
 
 def format_verdict(results: StudyResults, claim: StudyClaim) -> str:
-    """Return the verdict of a claim, marked if neither of its rows is better than the simplest baseline."""
+    """Return the verdict of a claim, marked if neither of its rows is better than the simplest baseline.
+
+    A claim about rows that have not got beyond word frequencies is undecided for this reason.
+    """
+    if rows := claim.get("plateau_rows"):
+        return f"undecided ({' and '.join(rows)} {'has' if len(rows) == 1 else 'have'} not got beyond word frequencies)"
     sides = (claim["better"], claim["measure"]), (claim["worse"], claim["against"])
     cells = [results["table"].get(row, {}).get(measure) for row, measure in sides]
     has_learned = any(cell is None or cell.get("is_above_baseline", True) for cell in cells)
@@ -340,19 +356,15 @@ def format_value(cell: StudyCell, measure: StudyMeasure) -> str:
         return format_amount(cell["mean"], measure["amount"])
     low, high = cell["low"], cell["high"]
     half = "" if low is None or high is None else f" ± {(high - low) / 2:.2g}"
-    return f"{cell['mean']:.4g}{half}{'' if cell.get('is_above_baseline', True) else BASELINE_MARK}"
+    plateau = "" if cell.get("is_beyond_unigram", True) else UNIGRAM_MARK
+    return f"{cell['mean']:.4g}{half}{'' if cell.get('is_above_baseline', True) else BASELINE_MARK}{plateau}"
 
 
 def format_marks(results: StudyResults) -> str:
-    """Return a sentence on the marked cells; empty without any."""
+    """Return the meaning of the marks in the table; empty without any."""
     cells = [cell for row in results["table"].values() for cell in row.values()]
-    if all(cell.get("is_above_baseline", True) for cell in cells):
-        return ""
-    return (
-        f"{BASELINE_MARK.strip()}: not better than the simplest baseline (for classes, the majority class) by more "
-        "than 2 standard errors; such a model has learned nothing that counts here. A verdict has the mark if neither "
-        "row is better."
-    )
+    checks = {BASELINE_NOTE: "is_above_baseline", UNIGRAM_NOTE: "is_beyond_unigram"}
+    return " ".join(text for text, check in checks.items() if not all(cell.get(check, True) for cell in cells))
 
 
 def format_amount(value: float, amount: str) -> str:

@@ -21,7 +21,14 @@ class BaselineComparison(TypedDict, total=False):
     is_above_baseline: bool
 
 
-class StudyCell(BaselineComparison):
+class UnigramComparison(TypedDict, total=False):
+    """Pre-training loss of a row relative to the unigram loss; empty without a loss of predicted tokens."""
+
+    unigram_share: float
+    is_beyond_unigram: bool
+
+
+class StudyCell(BaselineComparison, UnigramComparison):
     """Mean of a row and a measure over seeds, its interval, and the difference to the reference row."""
 
     mean: float
@@ -58,6 +65,7 @@ class StudyClaim(TypedDict):
     difference: NotRequired[float | None]
     error: NotRequired[float | None]
     seeds: NotRequired[int]
+    plateau_rows: NotRequired[list[str]]  # that have not got beyond word frequencies
 
 
 class ChosenRate(TypedDict):

@@ -40,6 +40,10 @@ SIMPLEST_BASELINE, BASELINE_PREFIX = "majority", "baseline."
 """Baseline whose scores stand beside those of a fine-tuning, as amounts: the majority class, or what stands for it."""
 
 
+UNIGRAM_LOSS = "unigram_loss"
+"""Amount of a pre-training whose objective predicts tokens: the loss of a unigram model of the training data."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """Outcome of a step: scores, amounts, and the cost that the run measured itself."""
@@ -166,6 +170,8 @@ class StepRunner:
             options = self._prepare(options, step, lambda values: build_pretrain_config(values).train.lr)
         summary = run_pretrain(replace(options, out=folder, device=self.device)).summary
         amounts = {name: summary[name] for name in ("parameters", "steps", "tokens")}
+        if step.model is not None and step.model.head is not None:  # a discriminator predicts no tokens itself
+            amounts[UNIGRAM_LOSS] = summary.get("unigram_loss")
         return Outcome(scores=summary["held_out"] or {}, amounts=amounts, cost=summary["cost"])
 
     def _finetune(self, options: FinetuneOptions, step: Step, folder: Path, resume: bool) -> Outcome:

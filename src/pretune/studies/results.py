@@ -2,7 +2,8 @@
 
 The rule of verdicts is fixed before a study runs: at least three seeds; a claim about two rows holds if the mean paired
 difference over seeds has the claimed sign and exceeds twice its standard error, it does not hold if it has the other
-sign by as much, and is undecided otherwise.
+sign by as much, and is undecided otherwise. It is also undecided if one of its models has hardly a lower pre-training
+loss than a unigram model: a difference between models that have not learned to use context says nothing about ideas.
 """
 
 import math
@@ -26,12 +27,15 @@ from pretune.reports.study_record import (
     StudyCost,
     StudyMeasure,
     StudyResults,
+    UnigramComparison,
 )
-from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE
+from pretune.runs.task_options import FinetuneOptions
+from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE, UNIGRAM_LOSS
 from pretune.studies.execute import StepFailure
-from pretune.studies.plan import Plan, Reading, collect_inputs
+from pretune.studies.plan import STEP_PREFIX, Plan, Reading, collect_inputs
 from pretune.studies.spec import MIN_SEEDS, AverageScore, Claim, CostValue, Measure
 from pretune.studies.study_dir import COST_NAMES, StepRecord
+from pretune.training.validation import PLATEAU_SHARE
 
 Values = dict[tuple[str, str], dict[int, float]]
 """Values by row and measure, then by seed."""
@@ -41,7 +45,10 @@ ROUNDING = 1e-12
 """Relative difference of two values that are the same but for rounding."""
 RULE = (
     f"At least {MIN_SEEDS} seeds. A claim holds if the mean paired difference over seeds has the claimed sign and "
-    f"exceeds {FACTOR:g} standard errors; it does not hold if it has the other sign by as much; else it is undecided."
+    f"exceeds {FACTOR:g} standard errors; it does not hold if it has the other sign by as much; else it is undecided. "
+    "It is undecided too if it rests on a model that has not got beyond word frequencies: one whose validation loss "
+    f"of predicted tokens is, in the mean over seeds, above {PLATEAU_SHARE:.0%} of the loss of a unigram model of the "
+    "training data."
 )
 
 
@@ -49,7 +56,7 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
     """Return the results of the finished steps; numbers of other steps are missing."""
     values, baselines = collect_values(plan, records), collect_baselines(plan, records)
     check_scores(plan, records, values)
-    study = plan.study
+    study, shares = plan.study, collect_unigram_shares(plan, records)
     return {
         **plan.describe_inputs(),
         "source": plan.source or study.name,
@@ -61,13 +68,14 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
                 measure.name: {
                     **summarize(values[row.name, measure.name], values.get((plan.reference, measure.name), {})),
                     **compare_with_baseline(row.name, measure, values, baselines),
+                    **compare_with_unigram(row.name, measure.name, shares),
                 }
                 for measure in plan.measures
                 if values.get((row.name, measure.name))
             }
             for row in plan.rows
         },
-        "claims": [judge_claim(plan, claim, values, baselines) for claim in study.claims],
+        "claims": [judge_claim(plan, claim, values, baselines, shares) for claim in study.claims],
         "rule": RULE,
         "is_tuned": plan.is_tuned,
         "tuned_actions": plan.tuned_actions,
@@ -87,6 +95,12 @@ def collect_values(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
             value = read_value(reading, records)
             if value is not None and math.isfinite(value):
                 values.setdefault((cell.row, name), {})[cell.seed] = value
+    _add_averages(plan, values)
+    return values
+
+
+def _add_averages(plan: Plan, values: Values) -> None:
+    """Add the means over measures, of seeds that have all of them."""
     for measure in plan.measures:
         if isinstance(measure.quantity, AverageScore):
             for row in plan.rows:
@@ -95,7 +109,6 @@ def collect_values(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
                     if all(seed in member for member in members):
                         mean = sum(member[seed] for member in members) / len(members)
                         values.setdefault((row.name, measure.name), {})[seed] = mean
-    return values
 
 
 def collect_baselines(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
@@ -124,6 +137,47 @@ def compare_with_baseline(row: str, measure: Measure, values: Values, baselines:
         return {}
     is_above = is_better(scores, baseline, lower=measure.is_lower_better)
     return {"baseline": sum(baseline.values()) / len(baseline), "is_above_baseline": is_above}
+
+
+def collect_unigram_shares(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
+    """Return the pre-training loss behind every score, relative to the unigram loss.
+
+    Objectives that predict no tokens, such as replaced tokens, have none, and neither have existing weights.
+    """
+    shares: Values = {}
+    for cell in plan.cells:
+        for name, reading in cell.readings.items():
+            key = find_pretraining(plan, records, reading.step) if reading.amount is None else None
+            if key is not None and key in records:
+                unigram_loss = records[key]["amounts"].get(UNIGRAM_LOSS)
+                perplexity = records[key]["scores"].get("perplexity")
+                if unigram_loss and perplexity:
+                    shares.setdefault((cell.row, name), {})[cell.seed] = math.log(perplexity) / unigram_loss
+    _add_averages(plan, shares)
+    return shares
+
+
+def find_pretraining(plan: Plan, records: Mapping[str, StepRecord], key: str) -> str | None:
+    """Return the step whose weights a step is or starts from; None for random and for existing weights."""
+    step = plan.steps[key]
+    if step.action == "choose":
+        return find_pretraining(plan, records, records[key]["selected_key"]) if key in records else None
+    if step.action == "pretrain":
+        return key
+    options = step.options
+    if isinstance(options, FinetuneOptions) and "from-scratch" in (options.method or "").split("+"):
+        return None
+    model = str(getattr(options, "model", None))
+    return find_pretraining(plan, records, model.removeprefix(STEP_PREFIX)) if model.startswith(STEP_PREFIX) else None
+
+
+def compare_with_unigram(row: str, measure: str, shares: Values) -> UnigramComparison:
+    """Return the mean share of the unigram loss, and whether it is low enough; nothing without such a loss."""
+    by_seed = shares.get((row, measure))
+    if not by_seed:
+        return {}
+    share = sum(by_seed.values()) / len(by_seed)
+    return {"unigram_share": share, "is_beyond_unigram": share <= PLATEAU_SHARE}
 
 
 def read_value(reading: Reading, records: Mapping[str, StepRecord]) -> float | None:
@@ -172,7 +226,7 @@ def summarize(values: Mapping[int, float], reference: Mapping[int, float]) -> St
     }
 
 
-def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> StudyClaim:
+def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values, shares: Values) -> StudyClaim:
     """Return a claim with its verdict; one about cells of another scale, or unfinished ones, is not measured."""
     names = {row.name for row in plan.rows}
     measures = {measure.name: measure for measure in plan.measures}
@@ -202,7 +256,14 @@ def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values) -> 
     comparisons = [compare_with_baseline(row, measure, values, baselines) for row, measure in sides]
     has_learned = any(side.get("is_above_baseline") is not False for side in comparisons)
     reason = f"{verdict.reason}{'' if has_learned else '; neither is better than the simplest baseline'}"
-    return {**result, "outcome": verdict.outcome, "reason": reason}
+    plateau_rows = [
+        row
+        for row, measure in sides
+        if compare_with_unigram(row, measure.name, shares).get("is_beyond_unigram") is False
+    ]
+    if plateau_rows:
+        result["plateau_rows"] = [*dict.fromkeys(plateau_rows)]
+    return {**result, "outcome": "undecided" if plateau_rows else verdict.outcome, "reason": reason}
 
 
 def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[ChosenRate]:
