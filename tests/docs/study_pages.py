@@ -25,6 +25,7 @@ from pretune.reports.study import (
     list_rows,
 )
 from pretune.studies import list_study_files
+from pretune.studies.read import load_study
 
 FOLDER = Path(__file__).parents[2] / "docs" / "studies"
 PLANS, COMMENTS = FOLDER / "plans.json", FOLDER / "comments.json"
@@ -71,6 +72,12 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
     yield from (f"## Scale {scale}", "")
     if results["scale_about"]:
         yield from (results["scale_about"], "")
+    if is_former(scale, results):
+        command = f"pretune compare {results['study']['name']} --scale {scale} --dry-run"
+        yield from (
+            f"These results are of a former plan of this scale, with another budget; `{command}` prints today's.",
+            "",
+        )
     heads = (f"{measure['name']} {'↓' if measure['better'] == 'lower' else '↑'}" for measure in measures)
     yield from format_rows(("", *heads), list_rows(results))
     seeds = ", ".join(map(str, results["seeds"]))
@@ -90,6 +97,13 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
         yield from (f"Not finished: {'; '.join(cells)}.", "")
     yield from format_rows(("cost", ""), list_costs(results))
     yield from ("", "```sh", format_command(results), "```", "")
+
+
+def is_former(scale: str, results: Facts) -> bool:
+    """Return whether the budget of a scale has changed since a study was run."""
+    study = load_study(results["study"]["name"])
+    budget = study.get_scale(scale).budget or study.budget
+    return any(getattr(budget, name) != results.get("budget", {}).get(name) for name in ("tokens", "flops", "seconds"))
 
 
 def describe_measures(claim: Facts) -> str:

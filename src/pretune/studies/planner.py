@@ -41,6 +41,7 @@ from pretune.studies.plan import (
     StepEstimate,
     collect_inputs,
 )
+from pretune.studies.recipe_base import RecipeBases
 from pretune.studies.settings import ROW_PREFIX, RowLayers, RowSettings
 from pretune.studies.spec import (
     AverageScore,
@@ -99,7 +100,7 @@ class Planner:
         self.budget: Budget = self.scale.budget or study.budget
         self.rates = self.scale.rates or study.rates
         self.steps = StepCollector(self.inputs)
-        self.rows = RowLayers(study, self.scale, overrides)
+        self.rows = RowLayers(study, self.scale, overrides, RecipeBases(self.inputs, self.budget.flops).build)
         self.task_sizes = TaskSizes()
 
     # Cells

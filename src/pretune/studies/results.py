@@ -8,7 +8,7 @@ loss than a unigram model: a difference between models that have not learned to 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pretune.core.config import get_kind, to_dict
@@ -255,6 +255,8 @@ def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values, sha
     sides = (claim.better, measures[claim.measure]), (claim.worse, measures[against])
     comparisons = [compare_with_baseline(row, measure, values, baselines) for row, measure in sides]
     has_learned = any(side.get("is_above_baseline") is not False for side in comparisons)
+    if verdict.outcome != "undecided" and count_runs(plan, [(row, measure.name) for row, measure in sides]) < MIN_SEEDS:
+        verdict = replace(verdict, outcome="undecided", reason="one pre-training, the same number for all seeds")
     reason = f"{verdict.reason}{'' if has_learned else '; neither is better than the simplest baseline'}"
     plateau_rows = [
         row
@@ -264,6 +266,17 @@ def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values, sha
     if plateau_rows:
         result["plateau_rows"] = [*dict.fromkeys(plateau_rows)]
     return {**result, "outcome": "undecided" if plateau_rows else verdict.outcome, "reason": reason}
+
+
+def count_runs(plan: Plan, sides: Sequence[tuple[str, str]]) -> int:
+    """Return over how many runs the numbers of rows and measures vary, where the study has pre-trained their models.
+
+    Seeds that share a pre-training have the same loss; their number says nothing about its variance.
+    """
+    steps = {(cell.row, name, cell.seed): r.step for cell in plan.cells for name, r in cell.readings.items()}
+    runs = {tuple(steps.get((*side, seed), str(seed)) for side in sides) for seed in plan.seeds}
+    keys = collect_inputs(plan.steps, [key for run in runs for key in run if key in plan.steps])
+    return len(runs) if any(plan.steps[key].action == "pretrain" for key in keys) else len(plan.seeds)
 
 
 def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[ChosenRate]:

@@ -10,6 +10,7 @@
     finetune.method|train_examples|…   of `pt.finetune`, and every path of its config: finetune.method.rank
     embeddings.task|loss|…             of `pt.train_embeddings`
     vectors.kind|width|…               of `pt.train_vectors`
+    recipe.shape|flops                 model, tokenizer, objective and training that a recipe chooses
     evaluate.limit|calibrate|…         of `pt.evaluate`
 
 `$seed` in a value is the seed of the cell; `row:NAME` names the model of another row.
@@ -18,7 +19,7 @@
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar
 
@@ -30,7 +31,7 @@ from pretune.core.io import parse_json
 from pretune.studies.spec import Measure, Scale, Setting, Settings, Study, check_name
 
 O = TypeVar("O", bound=Options)
-SEED = "$seed"
+SEED, RECIPE = "$seed", "recipe."
 ROW_PREFIX = "row:"
 TYPES: Mapping[str, Any] = {
     "text": str,
@@ -52,6 +53,7 @@ finetune: task=text train=path dev=path test=path type=text text=text pair=text 
 embeddings: task=text train=path dev=path loss=value pooling=value normalise=value length=value batch=value
   epochs=value steps=value lr=value warmup=value weight_decay=value clip=value seed=count
 vectors: kind=text mode=text width=count window=count epochs=count min_count=count max_words=count seed=count
+recipe: shape=text flops=number
 evaluate: split=text limit=count seed=count prompt=text text_to_text=flag length=text calibrate=flag order=text
   window=count stride=count words=flag data=path pooling=text
 """
@@ -138,6 +140,7 @@ class RowLayers:
     study: Study
     scale: Scale
     overrides: Settings
+    build_base: Callable[[RowSettings, str | None], Settings]  # of the recipe that a row names, and for its model
 
     def merge(self, row_name: str, seed: int, measure: Measure | None = None) -> RowSettings:
         """Return the settings of a row for a measure; later layers go before earlier ones."""
@@ -148,11 +151,21 @@ class RowLayers:
         if measure is not None:
             layers.append(measure.settings)
             layers += [entry.settings for entry in self.scale.measure_settings if entry.name == measure.name]
-        settings = RowSettings(values=merge_settings(*layers, self.overrides), seed=seed)
+        settings = RowSettings(values=merge_settings(*self._insert_base([*layers, self.overrides])), seed=seed)
         names = [name for name in ("model", "base") if settings.get(name)]
         if names and settings.get("baseline") is None and settings.has_section("vectors"):
             raise UsageError(f"both '{names[0]}' and 'vectors' are set; a row has one model, remove one of them")
         return settings
+
+    def _insert_base(self, layers: list[Settings]) -> list[Settings]:
+        """Return the layers with the settings of a recipe below the first one that names it: all layers change them."""
+        places = [place for place, layer in enumerate(layers) if any(s.path.startswith(RECIPE) for s in layer)]
+        if not places:
+            return layers
+        earlier_layers, later_layers = layers[: places[0]], layers[places[0] :]
+        model = merge_settings(*later_layers).get("model")
+        base = self.build_base(RowSettings(values=merge_settings(*layers), seed=0), model)
+        return [*earlier_layers, base, *later_layers]
 
 
 def _fill(value: Any, seed: int) -> Any:
