@@ -356,7 +356,7 @@ def test_workers_share_the_cores(
     monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS")
     parent, child = Pipe()
     parent.close()
-    run_worker(child, plan, tmp_path, device, None, jobs)
+    run_worker(child, plan, StudyDir(tmp_path), device, None, jobs)
     assert requests == [int(expected)] and os.environ["TORCHINDUCTOR_COMPILE_THREADS"] == expected
 
 
@@ -438,8 +438,23 @@ def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.Mon
     received = len(plan.steps)
     thread = threading.Thread(target=lambda: ([parent.recv() for _ in range(received)], parent.close()))
     thread.start()
-    run_worker(child, plan, tmp_path, "cpu", None, 4)
+    run_worker(child, plan, StudyDir(tmp_path), "cpu", None, 4)
     thread.join()
     assert cores["tokenizer"] == cores["data"] == 12
     assert cores["pretrain"] == cores["finetune"] == 3
     assert machine.count_cores() == 12
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_studies_share_equal_steps(tmp_path: Path, jobs: int) -> None:
+    """The second study has the first row of the first one: it reads its model and runs only what is new."""
+    folders = [tmp_path / name for name in ("first", "second", "alone")]
+    first = write_study(tmp_path, seeds=1)
+    pt.compare(first, out=folders[0])
+    rows = {"low": {"pretrain.objective.rate": 0.15}, "tuned": {"pretrain.objective.rate": 0.15, "finetune.steps": 3}}
+    second = write_study(tmp_path, seeds=1, rows=rows, claims=[])
+    shared = pt.compare(second, out=folders[1], share=[folders[0]], jobs=jobs)
+    assert [path.name.partition("-")[0] for path in folders[1].glob("steps/*") if path.is_dir()] == ["finetune"]
+    assert shared.table == pt.compare(second, out=folders[2]).table
+    with pytest.raises(UsageError, match=r"plan\.json"):
+        pt.compare(second, out=tmp_path / "other", share=[tmp_path])

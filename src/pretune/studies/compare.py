@@ -91,6 +91,7 @@ def compare(options: CompareOptions) -> StudyResult:
         jobs: Steps that run side by side; None: by the memory of the GPU, on a CPU one per core.
         shard: "i/n" runs only the cells of shard i of n; the directories are combined by `merge`.
         merge: Directories of shards whose results are combined in `out`; nothing is run.
+        share: Directories of other studies, whose finished steps with the same key are not run again.
         overrides: Settings of all rows by path, such as {"pretrain.train.lr": 1e-3}.
         data: Directory of task data and corpora; None: $PRETUNE_DATA.
         device: "cpu" or "cuda"; None: a GPU if available.
@@ -130,7 +131,7 @@ def run_plan(plan: Plan, options: CompareOptions) -> StudyResult:
     if plan.missing and not options.merge:
         raise DataError(f"missing {plan.missing[0]}")
     cells = plan.cells if options.shard is None else list_shard_cells(plan, *parse_shard(options.shard))
-    study_dir = StudyDir(require_out(options.out))
+    study_dir = StudyDir(require_out(options.out), options.share)
     study_dir.check_free()
     data = None if options.data is None else os.fspath(options.data)
     execution = Execution(plan, study_dir, plan.list_steps(cells), device=options.device, data=data)
@@ -141,6 +142,9 @@ def run_plan(plan: Plan, options: CompareOptions) -> StudyResult:
             study_dir.write_plan(plan)
             execution.records |= study_dir.read_records(plan)
         else:
+            if options.share:
+                count = study_dir.merge(options.share, plan)
+                log.info(f"{count} finished steps of other studies")
             study_dir.write_plan(plan)
             execution.jobs = choose_jobs(plan, options.device) if options.jobs is None else options.jobs
             execution.run()

@@ -221,7 +221,7 @@ class WorkerPool:
     def _start(self) -> StepWorker:
         parent, child = self.context.Pipe()
         execution = self.execution
-        options = (execution.plan, execution.study_dir.path, execution.device, execution.data, execution.jobs)
+        options = (execution.plan, execution.study_dir, execution.device, execution.data, execution.jobs)
         process: Any = self.context.Process(target=run_worker, args=(child, *options), daemon=False)
         process.start()
         child.close()
@@ -288,7 +288,7 @@ class WorkerPool:
 
 
 def run_worker(
-    connection: Connection, plan: Plan, path: os.PathLike[str], device: str | None, data: str | None, jobs: int
+    connection: Connection, plan: Plan, study_dir: StudyDir, device: str | None, data: str | None, jobs: int
 ) -> None:
     """Run the steps that the parent sends, until it closes the connection."""
     log.set_quiet(True)
@@ -296,7 +296,7 @@ def run_worker(
     torch.set_num_threads(threads)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(threads))  # processes of a worker that compile
     records: dict[str, StepRecord] = {}
-    runner = StepRunner(plan, StudyDir(path), records, device, data)
+    runner = StepRunner(plan, study_dir, records, device, data)
     with reuse_tasks():
         for key, parent_records in _receive_keys(connection):
             records.update(parent_records)

@@ -35,6 +35,11 @@ class CompareOptions(Options):
     merge: Sequence[StrPath] = option(
         "--merge DIR", "Combine the --out of a shard into --out; runs nothing. Repeatable.", default=()
     )
+    share: Sequence[StrPath] = option(
+        "--share DIR",
+        "Use equal steps, such as pre-trainings, from the --out of another study. Repeatable.",
+        default=(),
+    )
     overrides: Mapping[str, Any] | None = SET.field(
         about="Change a setting of all rows: pretrain.train.lr=1e-3. Repeatable."
     )

@@ -51,8 +51,11 @@ class StepRecord(TypedDict):
 class StudyDir:
     """Files of a study."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], other_paths: Sequence[str | os.PathLike[str]] = ()) -> None:
         self.path = check_path(path)
+        self.other_studies = tuple(
+            StudyDir(other) for other in other_paths
+        )  # other studies, whose finished steps are read
         self.plan = self.path / "plan.json"
         self.steps = self.path / "steps"
         self.results = self.path / "study.json"
@@ -101,11 +104,19 @@ class StudyDir:
     def find_output(self, key: str, plan: Plan, records: Mapping[str, StepRecord]) -> Path:
         """Return the directory of a step; of a choice, that of the step it selected."""
         record = records.get(key)
-        return self.get_folder(plan.steps[record["selected_key"] if record and "selected_key" in record else key])
+        return self._find_folder(plan.steps[record["selected_key"] if record and "selected_key" in record else key])
 
     def has_output(self, step: Step) -> bool:
         """Return whether the files of a finished step are there; merged records have none."""
-        return any(self.get_folder(step).glob("*")) if self.get_folder(step).is_dir() else False
+        folder = self._find_folder(step)
+        return any(folder.glob("*")) if folder.is_dir() else False
+
+    def _find_folder(self, step: Step) -> Path:
+        """Return the directory of a step: its own, or that of another study that has finished the step."""
+        for other in () if self.get_folder(step).is_dir() else self.other_studies:
+            if other.get_record_path(step).is_file() and other.get_folder(step).is_dir():
+                return other.get_folder(step)
+        return self.get_folder(step)
 
     def find_interrupted(self, step: Step) -> bool:
         """Return whether a killed process left a run of this step that can be resumed; other leftovers are removed."""
@@ -125,12 +136,12 @@ class StudyDir:
         """Copy the records of finished steps from other directories of the study; return their number.
 
         Raises:
-            UsageError: a directory holds no study.
+            UsageError: a directory has no study.
         """
         count = 0
         for source in map(StudyDir, sources):
             if not source.plan.is_file():
-                raise UsageError(f"{source.path}: no study (plan.json is missing); pass the --out of a shard")
+                raise UsageError(f"{source.path}: no study (plan.json is missing); pass the --out of one")
             for key, record in source.read_records(plan).items():
                 if not self.get_record_path(plan.steps[key]).is_file():
                     self.write_record(plan.steps[key], record)
