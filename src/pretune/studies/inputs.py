@@ -21,6 +21,7 @@ from pretune.tasks import TASKS
 from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN_PREFIX
 from pretune.text.corpora.file_discovery import PAIR
+from pretune.text.corpora.streams import COMPRESSION
 
 DATA_VARIABLE = "$PRETUNE_DATA"
 HUB_PREFIX = "hf:"
@@ -44,8 +45,7 @@ class InputFile:
     digest: str | None = None
 
 
-COMPRESSION, COMPRESSED_SUFFIXES = 4, (".xz", ".gz", ".bz2", ".zst")
-"""Bytes of English text in a byte of a compressed file: 3.6 with xz."""
+COMPRESSED_SUFFIXES = (".xz", ".gz", ".bz2", ".zst")
 
 
 class StudyInputs:

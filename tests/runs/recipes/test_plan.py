@@ -1,16 +1,19 @@
 """Plans of recipes: choices follow from text, device and time, and from what a user has set."""
 
+import lzma
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretune.core.errors import ResourceError, UsageError
 from pretune.models import catalog
-from pretune.runs.recipes import RECIPES
+from pretune.runs.recipes import RECIPES, facts
 from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
 from pretune.runs.recipes.plan import MAX_EPOCHS, RecipePlan, SizeEstimate, count_effective_tokens
 from pretune.runs.recipes.recipe import choose_tokenizer
+from tests.conftest import Patch
 
 GPU = DeviceFacts(name="h200", device_type="cuda", flops=790e12, bandwidth=4e12, memory=140e9)
 CPU = DeviceFacts(name="two cores", device_type="cpu", flops=200e9, bandwidth=15e9, memory=24e9)
@@ -119,3 +122,12 @@ def test_the_pace_of_real_steps() -> None:
     slow = plan("encoder", 60, replace(CPU, pace=0.1))[1]
     fast = plan("encoder", 60, CPU)[1]
     assert slow.tokens < fast.tokens and slow.parameters <= fast.parameters
+
+
+def test_compressed_text_counts_as_what_it_probably_holds(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Where a text is not read to its end."""
+    monkeypatch.setattr(facts, "SCANNED_BYTES", 1000)
+    content = "\n\n".join(f"document {number}" for number in range(2000)).encode()
+    for name, data, factor in (("plain.txt", content, 1), ("packed.txt.xz", lzma.compress(content), 4)):
+        (tmp_path / name).write_bytes(data)
+        assert TextFacts.scan([tmp_path / name]).bytes == factor * len(data)

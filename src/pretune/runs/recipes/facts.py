@@ -80,7 +80,7 @@ class TextFacts:
                 break
         if not n_bytes:
             raise DataError("the text is empty; pass files or folders with text")
-        size = n_bytes if next(documents, None) is None else max(corpus.bytes or n_bytes, n_bytes)
+        size = n_bytes if next(documents, None) is None else max(corpus.text_bytes or n_bytes, n_bytes)
         has_spaces, count = separates_words(sample), round(count * size / n_bytes)
         if tokenizer is None:
             tokens = round(size / BYTES_PER_TOKEN)

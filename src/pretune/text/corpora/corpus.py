@@ -23,8 +23,8 @@ from pretune.text.corpora.builtin import BUILTINS
 from pretune.text.corpora.builtin import PREFIX as BUILTIN
 from pretune.text.corpora.document import Document, DocumentBoundary, choose_field
 from pretune.text.corpora.file_discovery import PAIR, FileFinder, format_path, open_pairs
-from pretune.text.corpora.items import FULL_SPAN, CorpusItem, Span, Stamp, WholeItem, make_documents
-from pretune.text.corpora.streams import Errors
+from pretune.text.corpora.items import FULL_SPAN, CorpusFile, CorpusItem, Span, Stamp, WholeItem, make_documents
+from pretune.text.corpora.streams import COMPRESSION, Errors
 
 HUB = "hf:"
 
@@ -194,6 +194,15 @@ class Corpus:
         """Size of all sources on disk; None if one is unknown."""
         sizes = [source.bytes for source in self.sources]
         return None if None in sizes else sum(size or 0 for size in sizes)
+
+    @property
+    def text_bytes(self) -> int | None:
+        """Size of the text, of compressed files estimated; None if one is unknown."""
+        if self.bytes is None:
+            return None
+        items = (item for source in self.sources for item in source.items)
+        compressed_bytes = sum(item.bytes for item in items if isinstance(item, CorpusFile) and item.format.compression)
+        return self.bytes + (COMPRESSION - 1) * compressed_bytes
 
     @property
     def counts(self) -> dict[str, int]:

@@ -39,6 +39,10 @@ _COMPRESSION_SIGNATURES = {
 }
 
 
+COMPRESSION = 4
+"""Bytes of English text in a byte of a compressed file: 3.6 with xz."""
+
+
 class _DamagedStreamError(Exception):
     """Error of an optional library for a damaged stream."""
 
