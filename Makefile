@@ -25,8 +25,9 @@ quickstart: $(VENV)/.start ## Install for use, then measure in minutes the gain 
 	@if [ -e $(START) ]; then mv $(START) $(START)-$$(date +%Y%m%d-%H%M%S) && echo "moved the previous run to $(START)-…"; fi
 	$(BIN)/pretune quickstart --budget $(BUDGET) --out $(START)
 
+# Assertions that explain themselves take a quarter of a minute to compile: they are for tests that fail.
 test: $(VENV)/.dev ## Run the tests (a few minutes)
-	$(BIN)/pytest -n $(JOBS) --dist worksteal
+	$(BIN)/pytest -n $(JOBS) --dist worksteal --assert=plain || { $(BIN)/pytest --lf --lfnf=none; exit 1; }
 
 test-slow: $(VENV)/.dev ## Run the slow tests as well (up to two hours on two cores of a Neoverse-N1)
 	HYPOTHESIS_PROFILE=thorough $(BIN)/pytest -n $(JOBS) --dist worksteal -m "not gpu"

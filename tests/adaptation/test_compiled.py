@@ -45,6 +45,7 @@ def test_compiled_methods_equal_eager_mode(method: str, family: str) -> None:
         torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-7 + 1e-4 * float(eager.abs().max()))
 
 
+@pytest.mark.slow
 def test_a_compiled_lora_layer_keeps_its_scale() -> None:
     """Inductor drops `alpha` of `torch.add(y, product, alpha=…)`."""
     torch.compiler.reset()

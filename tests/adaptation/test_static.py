@@ -184,6 +184,7 @@ FLOATS = arrays(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=scale_examples(40))
 @given(matrix=FLOATS, data=st.data())
 def test_a_file_comes_back_equal(

@@ -287,6 +287,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_on_the_command_line(saved: Path, capsys: Capture) -> None:
     model, texts = str(saved / "model"), str(saved / "texts.txt")
     assert main(["analyze", "attention", model, "--input", texts, "--out", str(saved / "out")]) == 0

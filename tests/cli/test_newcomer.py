@@ -121,6 +121,7 @@ def test_from_texts_and_a_table_to_predictions(capsys: Capture, monkeypatch: Pat
     assert Path("report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("files")
 def test_too_little_text_is_told_before_anything_is_learnt(capsys: Capture, monkeypatch: Patch) -> None:
     me = Newcomer(capsys, monkeypatch)

@@ -51,6 +51,7 @@ class TestFilter:
         assert page.count("\n## ") == 6 and f"{scores[0]:.2f}" in page
         assert data.card["command"].endswith(f"--quality {reference} --holdout 0.1 --keep 0.5")
 
+    @pytest.mark.slow
     def test_processes_slices_and_order(self, inputs: tuple[str, str], tokenizer: Path, tmp_path: Path) -> None:
         corpus, reference = inputs
         options: Any = {"tokenizer": tokenizer, "quality": [reference], "keep": "30%", "clean": ["plain"], "near": 0.9}

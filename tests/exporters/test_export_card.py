@@ -42,6 +42,7 @@ def run_card(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 CELLS = [(*case, pair) for case in CASES for pair in (None, "pair") if pair is None or case[1] in SEQUENCE_KINDS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "head", "variant", "pair"),
     keep_quick(
@@ -85,6 +86,7 @@ def test_code_of_language_models(
     run_card(tmp_path / "out", monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "head"), [("bert", "classification"), ("gpt2", "generation"), ("bert", "choice")])
 def test_code_of_onnx(family: str, head: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")

@@ -92,6 +92,7 @@ class TestKilled:
         child = runs.run([*command(mine, table, out, *more), "--resume"], code=4)
         assert "base" in child.line
 
+    @pytest.mark.slow
     def test_answers_are_sampled_as_if_nothing_had_happened(self, runs: Nursery, tmp_path: Path) -> None:
         """Those of a run that is trained on their rewards, with the weights of the checkpoint."""
         pt.save(speaker("llama-7b", "bpe", "endoftext"), tmp_path / "base")
@@ -107,6 +108,7 @@ class TestKilled:
         runs.run(["finetune", f"--out={out}", "--resume"])
         assert same(out, straight)
 
+    @pytest.mark.slow
     def test_preferences_keep_their_reference(self, runs: Nursery, tmp_path: Path) -> None:
         """The model before training, though a checkpoint holds all weights after some steps."""
         pt.save(speaker("llama-7b", "bpe", "endoftext"), tmp_path / "base")

@@ -326,6 +326,7 @@ def test_others_wait_longer_than_their_patience_for_one_that_works(
     ended(runs.ranks(command(base, tmp_path / "run", *given), hook=hook, PRETUNE_DISTRIBUTED_TIMEOUT="6"), 0, 0)
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_on_one_rank_is_skipped_on_all(
     runs: Nursery, base: Path, table: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ WORDS = ["the", "running", "dogs", "dog", "ran", "happily", "happy", "Nations", 
 sentence = st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join) | st.text(max_size=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stemmed", [False, True])
 @settings(max_examples=scale_examples(50))
 @given(data=st.data())

@@ -99,6 +99,7 @@ def test_what_it_is() -> None:
     assert spec.head is None and spec.pooler is not None
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("row", keep_quick([None, 384, 512], 384))
 def test_token_states(row: int | None) -> None:

@@ -34,6 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, set[str], set
     return wheel, in_wheel, in_sdist
 
 
+@pytest.mark.slow
 def test_everything_of_the_package_is_there(files: tuple[Path, set[str], set[str]]) -> None:
     _, in_wheel, in_sdist = files
     needed = {

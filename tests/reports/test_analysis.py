@@ -52,6 +52,7 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_analysis_is_shown(run: Path, tmp_path: Path) -> None:
     assert {*FILES} == {*KINDS}
     page = report([run], tmp_path / "a.html").read_text()

@@ -107,6 +107,7 @@ def test_the_average_is_what_is_evaluated_and_saved(
     assert summary["held_out"]["perplexity"] == pytest.approx(first["perplexity"], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [TRIGGERED + 1, TRIGGERED + 4])
 def test_a_resumed_run_is_the_same_bit_for_bit(
     prepared: Prepared, tmp_path: Path, losses: None, monkeypatch: Patch, fault: int

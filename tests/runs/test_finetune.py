@@ -107,6 +107,7 @@ class TestOne:
         with pytest.raises(UsageError, match=re.escape(str(fine.path))):
             RunDir(fine.path).check_free()
 
+    @pytest.mark.slow
     def test_a_fine_tuned_run_is_a_base(self, fine: FinetunedRun, tmp_path: Path) -> None:
         """STILTs: the body goes on, with a new head."""
         other = tasked.scores(tmp_path / "scores.tsv", 60)
@@ -127,6 +128,7 @@ def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> F
 class TestMany:
     """Rates, seeds, labels."""
 
+    @pytest.mark.slow
     def test_the_rate_is_chosen_on_dev(self, grid: FinetunedRun) -> None:
         rates = {point["lr"]: point["dev"] for point in grid.scores["rates"]}
         assert set(rates) == {1e-5, 1e-2}

@@ -95,6 +95,7 @@ def clockwork(monkeypatch: Patch) -> Clockwork:
 
 
 class TestRepeating:
+    @pytest.mark.slow
     def test_settings_are_a_run(self, data: Path, tmp_path: Path) -> None:
         """From the file of a run, and from that file with a change and back again."""
         run(data, tmp_path / "a", objective="masked")

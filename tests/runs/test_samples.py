@@ -136,6 +136,7 @@ class TestRuns:
         card = (plain / "README.md").read_text()
         assert card.count("| 120 | `") == card.count("| 1 | `") == SAMPLE_TEXTS
 
+    @pytest.mark.slow
     def test_their_split_is_recorded(self, plain: Path, prepared: Prepared, tmp_path: Path) -> None:
         """Training text is not called validation text, in no place."""
         changes = {"train.samples_every": 4, "train.eval_tokens": 0}

@@ -137,6 +137,7 @@ OPTIONS: dict[str, Any] = {"objective": "masked", "epochs": 2.0}
 
 
 class TestRuns:
+    @pytest.mark.slow
     def test_a_run_keeps_what_it_stored(self, data: Path, tmp_path: Path, monkeypatch: Patch) -> None:
         out = tmp_path / "run"
         run = pt.pretrain("bert-tiny", data=data, out=out, overrides=FAST, **OPTIONS)

@@ -126,6 +126,7 @@ def make_model(**settings: Any) -> LanguageModel:
     return build(resolve("ulmfit", {**sizes, **dict.fromkeys(rates, 0.0), **settings}), seed=1)
 
 
+@pytest.mark.slow
 def test_evaluation_equals_one_forward_of_the_whole_text(tmp_path: Path) -> None:
     stream, model = make_stream(tmp_path / "data"), make_model().eval()
     batches = SmallVocabulary(stream)

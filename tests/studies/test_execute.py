@@ -445,6 +445,7 @@ def test_only_shared_steps_use_all_cores(tmp_path: Path, monkeypatch: pytest.Mon
     assert machine.count_cores() == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_studies_share_equal_steps(tmp_path: Path, jobs: int) -> None:
     """The second study has the first row of the first one: it reads its model and runs only what is new."""

@@ -144,6 +144,7 @@ def test_sampled_probabilities_are_those_of_training(
     torch.testing.assert_close(logprobs, expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 3])
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.7, "divide": False}, {"kl_weight": 0.3}], ids=str)
 def test_the_gradient_is_that_of_reinforce(settings: dict[str, Any], parts: int) -> None:

@@ -57,6 +57,7 @@ class TestUnits:
 
 
 class TestCache:
+    @pytest.mark.slow
     @pytest.mark.parametrize("lowercase", keep_quick([False, True], True))
     @pytest.mark.parametrize("kind", KINDS)
     def test_every_kind_may_be_encoded_by_units(self, kind: str, lowercase: bool) -> None:

@@ -65,6 +65,7 @@ def learnt(base: Path, table: Path, out: Path, **changes: Any) -> tuple[Finetune
     return run, run.scores["trials"][0]
 
 
+@pytest.mark.slow
 def test_a_run_ends_early_and_keeps_its_best(base: Path, table: Path, tmp_path: Path, said: list[float]) -> None:
     said[:] = RISING
     early, found = learnt(base, table, tmp_path / "early", train_patience=2)

@@ -44,6 +44,7 @@ def shares(outputs: list[dict]) -> np.ndarray:
     return np.array([[output["probabilities"][name] for name in ("bad", "good")] for output in outputs])
 
 
+@pytest.mark.slow
 def test_probabilities_are_averaged(runs: list[Path]) -> None:
     alone = [shares(pt.predict(run, TEXTS)) for run in runs]
     assert np.abs(alone[0] - alone[1]).max() > 1e-4  # the runs differ

@@ -83,6 +83,7 @@ def test_the_head_is_that_of_a_run_without_a_cache(
     assert 0 < costs[0] < costs[1]
 
 
+@pytest.mark.slow
 def test_texts_are_read_once_for_all_trials(base: Path, tmp_path: Path, reads: list[bool]) -> None:
     table = tasked.classes(tmp_path / "own.csv", 60)
     run(base, table, tmp_path / "one", steps=2)

@@ -25,6 +25,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mkldnn")  # a CPU without bf16 says that it falls back
 @pytest.mark.parametrize(("method", "family"), keep_quick(CASES, ("lora", "bert-tiny"), ("lora", "t5-small")))
 def test_trained_weights_are_those_of_a_base_in_fp32(

@@ -72,6 +72,7 @@ def test_a_run(loss: str | None, method: str, base: Path, tmp_path: Path) -> Non
     assert first["probabilities"]["chosen"] == pytest.approx(second["probabilities"]["rejected"], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["base", "bert"])
 def test_a_reward_model(model: str, base: Path, tmp_path: Path) -> None:
     """A score for each answer, by a decoder or an encoder; without a vocabulary head there is no untuned one."""

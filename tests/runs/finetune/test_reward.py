@@ -66,6 +66,7 @@ def test_a_run_learns_the_rewarded_word(base: Path, tmp_path: Path) -> None:
     assert pt.load(tmp_path / "run").spec.family == "llama"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["step", "validation"])
 def test_a_reward_that_fails_loses_nothing(
     where: str, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,6 +34,7 @@ def grid(base: Path, table: Path, tmp_path_factory: pytest.TempPathFactory) -> F
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_was_forecast_is_what_was_done(grid: FinetunedRun, base: Path, table: Path) -> None:
     tuning = build_finetune_config(base, train=table, method="lora", epochs=1, overrides=QUICK)
     options = FinetuneOptions(lr=[1e-3, 1e-2], seeds=2, train_examples=[20, None], baselines="none")

@@ -71,6 +71,7 @@ ROWS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("type", keep_quick(ROWS, *({*ROWS} - {"srl"})))
 def test_other_types_of_a_table(base: Path, tmp_path: Path, type: str, capsys: Capture) -> None:
     table = tmp_path / "own.jsonl"

@@ -80,6 +80,7 @@ def test_training_starts_from_the_weights(shape: str, models: dict[str, Path], t
         pt.pretrain(shape, text=text, init_from="minilm", budget=3.0, out=out, overrides=sets, resume=True)
 
 
+@pytest.mark.slow
 def test_a_new_vocabulary(models: dict[str, Path], text: Path, tmp_path: Path) -> None:
     """A token that both vocabularies have keeps its vector."""
     out, sets = tmp_path / "run", {**SETS, "train.lr": 1e-9, "model.vocab": 150}

@@ -154,6 +154,7 @@ SYLLABLES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", keep_quick([*SYLLABLES], "thai"))
 def test_text_without_spaces(language: str, tmp_path: Path, in_time: None) -> None:
     words = SYLLABLES[language]
@@ -187,6 +188,7 @@ def test_one_document(tmp_path: Path, in_time: None, capsys: Capture) -> None:
     assert run.loss is None and run.summary["tokens"] > 0 and "validation" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_pace_is_that_of_real_steps(text: Path, tmp_path: Path, in_time: None, monkeypatch: Patch) -> None:
     """Of steps that take a second for each token, no more than a few tokens fit."""
     sets = {**SETS, "model.heads": 2}
@@ -204,6 +206,7 @@ def test_the_pace_is_that_of_real_steps(text: Path, tmp_path: Path, in_time: Non
     assert tree["train"]["batch_tokens"] == 1024
 
 
+@pytest.mark.slow
 def test_little_text_ends_early(text: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(plan, "MAX_EPOCHS", 1.0)
     monkeypatch.setattr(build, "measure_token_seconds", lambda config: 1e-5)
