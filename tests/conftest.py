@@ -5,6 +5,7 @@ import io
 import os
 import re
 import subprocess
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,25 @@ SLOW_CASES = {
 """Parameters whose cases run in `make test-slow` only: each mechanism keeps one in `make test`."""
 
 
+MANY_CASES = 10
+"""Of a test with as many cases and more, every second one runs in `make test-slow` only."""
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of `SLOW_CASES`; published parameter counts are checked for all."""
+    """Mark the cases of `SLOW_CASES`, and every second one of many; published parameter counts are checked for all."""
     slow = {file: set(names.split()) for file, names in SLOW_CASES.items()}
+    _mark_slow_cases(items, slow)
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("slow") is None and not item.name.startswith("test_params["):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for group in cases.values():
+        for item in group[1::2] if len(group) >= MANY_CASES else ():
+            item.add_marker(pytest.mark.slow)
+
+
+def _mark_slow_cases(items: list[pytest.Item], slow: dict[str, set[str]]) -> None:
     for item in items:
         names = slow.get(item.nodeid.partition("::")[0], set())
         parameters = getattr(item, "callspec", None)
