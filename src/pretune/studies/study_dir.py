@@ -53,9 +53,8 @@ class StudyDir:
 
     def __init__(self, path: str | os.PathLike[str], other_paths: Sequence[str | os.PathLike[str]] = ()) -> None:
         self.path = check_path(path)
-        self.other_studies = tuple(
-            StudyDir(other) for other in other_paths
-        )  # other studies, whose finished steps are read
+        # Studies whose finished steps are read.
+        self.other_studies = tuple(StudyDir(other) for other in other_paths)
         self.plan = self.path / "plan.json"
         self.steps = self.path / "steps"
         self.results = self.path / "study.json"

@@ -123,7 +123,7 @@ def drop_other_languages(text: str, *, lang: str = "en") -> str | None:
     return text if guess_language(text) == lang else None
 
 
-def drop_most(text: str, *, share: float = 0.1) -> str | None:
+def drop_at_random(text: str, *, share: float = 0.1) -> str | None:
     """Keep a random `share` of the documents, chosen by their hashes: the same ones in every run."""
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8, person=b"sample").digest()
     return text if int.from_bytes(digest) < share * 2.0**64 else None
@@ -162,7 +162,7 @@ CLEANERS: Registry[Filter] = Registry(
         "symbols": "pretune.text.cleaning:drop_symbol_pages",
         "repeated_lines": "pretune.text.cleaning:drop_repeated_lines",
         "language": "pretune.text.cleaning:drop_other_languages",
-        "sample": "pretune.text.cleaning:drop_most",
+        "sample": "pretune.text.cleaning:drop_at_random",
     },
 )
 
