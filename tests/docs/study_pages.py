@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pretune.core.log import format_duration, format_markdown, format_number
-from pretune.reports.study import (
+from pretune.reports.study_text import (
     format_command,
     format_difference,
     format_marks,

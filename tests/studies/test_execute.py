@@ -20,7 +20,7 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core import log, machine
 from pretune.core.errors import StoppedError, UsageError
-from pretune.reports.study import format_tuning, format_verdict, render_study_text
+from pretune.reports.study_text import format_tuning, format_verdict, render_study_text
 from pretune.runs.samples import SampleHook
 from pretune.studies import actions, estimates, execute, schedule
 from pretune.studies.compare import CompareOptions, build_plan

@@ -11,7 +11,8 @@ import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.models.catalog import resolve
-from pretune.reports.study import render_study_page, render_study_text
+from pretune.reports.study import render_study_page
+from pretune.reports.study_text import render_study_text
 from pretune.runs.options import PretrainOptions
 from pretune.runs.task_options import EmbeddingOptions, FinetuneOptions
 from pretune.studies import inputs, list_study_files

@@ -8,7 +8,8 @@ import pytest
 
 import pretune as pt
 from pretune.cli.compare import format_results
-from pretune.reports.study import format_marks, format_verdict, list_rows, render_study_page, render_study_text
+from pretune.reports.study import render_study_page
+from pretune.reports.study_text import format_marks, format_verdict, list_rows, render_study_text
 from pretune.studies.plan import Plan
 from pretune.studies.planner import plan_study
 from pretune.studies.results import build_results

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pretune.studies.results import compare_paired, decide
+from pretune.studies.verdicts import compare_paired, compute_deciding_budget, compute_example_error, decide
 
 VALUES = st.floats(-1e3, 1e3, allow_nan=False).map(lambda value: round(value, 6))
 LISTS = st.lists(st.tuples(VALUES, VALUES), min_size=3, max_size=8)
@@ -88,3 +88,42 @@ def test_the_paired_t_test_is_that_of_scipy() -> None:
     assert test["p"] == pytest.approx(theirs.pvalue)
     interval = theirs.confidence_interval()
     assert (test["low"], test["high"]) == pytest.approx((interval.low, interval.high))
+
+
+@given(LISTS, st.floats(0, 5))
+def test_the_test_examples_widen_the_error(pairs: list[tuple[float, float]], example_error: float) -> None:
+    better, worse = split(pairs)
+    seeds_alone = decide(better, worse, lower=False)
+    verdict = decide(better, worse, lower=False, example_error=example_error)
+    assert verdict.error == pytest.approx(math.hypot(seeds_alone.error or 0.0, example_error))
+    assert verdict.outcome in (seeds_alone.outcome, "undecided")
+    if verdict.factor is not None and verdict.difference:  # the error of that many is half of the difference
+        assert verdict.factor >= 1 and verdict.error / math.sqrt(verdict.factor) == pytest.approx(
+            abs(verdict.difference) / 2
+        )
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 1)] * 4), min_size=20, max_size=60))
+def test_the_jackknife_of_means_is_the_paired_error(hits: list[tuple[int, ...]]) -> None:
+    """With blocks of one example, and the mean over two seeds, it is the textbook's."""
+    count = len(hits)
+    columns = [[row[side] for row in hits] for side in range(4)]
+    rest = [[(sum(column) - value) / (count - 1) for value in column] for column in columns]
+    differences = [(row[0] + row[1] - row[2] - row[3]) / 2 for row in hits]
+    error = compute_example_error({0: [rest[0]], 1: [rest[1]]}, {0: [rest[2]], 1: [rest[3]]})
+    assert error == pytest.approx(statistics.stdev(differences) / math.sqrt(count), abs=1e-12)
+    halves = {0: [[value / 2 for value in rest[0]], [value / 2 for value in rest[2]]]}  # of a mean over two test sets
+    parts = [statistics.stdev(columns[side]) / math.sqrt(count) / 2 for side in (0, 2)]
+    zeros = {0: [[0.0] * count] * 2}
+    assert compute_example_error(halves, zeros) == pytest.approx(math.hypot(*parts), abs=1e-12)
+
+
+def test_the_deciding_budget() -> None:
+    verdict = decide({0: 1, 1: 2, 2: 3}, {0: 0.5, 1: 2.5, 2: 0.5}, lower=False)
+    assert verdict.factor is not None and verdict.difference is not None and verdict.error is not None
+    seeds = math.ceil(3 * (2 * verdict.error / verdict.difference) ** 2)
+    assert compute_deciding_budget(verdict, None) == {"seeds": seeds}
+    assert compute_deciding_budget(verdict, 1000) == {"seeds": seeds, "examples": math.ceil(1000 * verdict.factor)}
+    equal = decide({0: 1, 1: 2, 2: 3}, {0: 1, 1: 2, 2: 3}, lower=False)
+    assert compute_deciding_budget(equal, None) is None
+    assert compute_example_error({}, {}) is None and compute_example_error({0: [[1.0, 2.0]]}, {}) is None

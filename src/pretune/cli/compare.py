@@ -69,7 +69,7 @@ def _run_plan(plan: "Plan", options: CompareOptions, output: OutputFormat) -> No
 def format_plan(plan: "Plan") -> "Iterator[str]":
     """Yield the lines of a plan: question, rows, steps, cost and time."""
     from pretune.models.devices import DEVICES
-    from pretune.reports.study import ACTION_NAMES
+    from pretune.reports.study_text import ACTION_NAMES
     from pretune.studies.plan import ACTIONS
 
     study, total = plan.study, plan.sum_estimates()
@@ -114,7 +114,7 @@ def format_plan(plan: "Plan") -> "Iterator[str]":
 
 def format_results(results: "StudyResults") -> "Iterator[str]":
     """Yield the table of a study, and its verdicts."""
-    from pretune.reports.study import format_difference, format_marks, format_tuning, format_verdict, list_rows
+    from pretune.reports.study_text import format_difference, format_marks, format_tuning, format_verdict, list_rows
 
     yield from align_columns(
         [("", *(measure["name"] for measure in results["measures"])), *list_rows(results)], right=True

@@ -51,6 +51,13 @@ class StudyMeasure(TypedDict):
     x_label: str | None
 
 
+class DecidingBudget(TypedDict):
+    """Seeds that would decide a claim, if the difference stayed as measured; with them test examples."""
+
+    seeds: int
+    examples: NotRequired[int]  # of one pre-training
+
+
 class StudyClaim(TypedDict):
     """A claim with its verdict."""
 
@@ -66,6 +73,8 @@ class StudyClaim(TypedDict):
     error: NotRequired[float | None]
     seeds: NotRequired[int]
     plateau_rows: NotRequired[list[str]]  # that have not got beyond word frequencies
+    is_one_pretraining: NotRequired[bool]  # of one of the rows
+    deciding_budget: NotRequired[DecidingBudget]  # of an undecided claim
 
 
 class ChosenRate(TypedDict):

@@ -3,7 +3,7 @@
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
@@ -19,7 +19,8 @@ from pretune.runs.embedding import run_embedding
 from pretune.runs.evaluate import run_evaluate
 from pretune.runs.finetune.defaults import build_finetune_config
 from pretune.runs.finetune.entry import run_finetune
-from pretune.runs.finetune.task_data import compute_scores, open_task
+from pretune.runs.finetune.results import read_predictions
+from pretune.runs.finetune.task_data import TaskData, compute_scores, open_task
 from pretune.runs.options import PrepareOptions, PretrainOptions, TokenizerOptions, VectorsOptions
 from pretune.runs.prepare import run_prepare
 from pretune.runs.pretrain import run_pretrain
@@ -28,18 +29,21 @@ from pretune.runs.vectors import run_vectors
 from pretune.studies.inputs import build_task_config, locate
 from pretune.studies.plan import ACTIONS, STEP_PREFIX, BaselineOptions, ChoiceOptions, Plan, Step, list_inputs
 from pretune.studies.study_dir import Numbers, StepRecord, StudyDir, make_record
+from pretune.tasks.example import Prediction
 from pretune.text.tokenizer.training import train_tokenizer
 from pretune.training.cost import CostMeter, CostRates, compute_cost
 from pretune.training.distributed import resolve_device
-from pretune.training.records import CostFile
+from pretune.training.records import CostFile, TrialFile
 
 O = TypeVar("O", bound=Options)
 R = TypeVar("R", PretrainOptions, FinetuneOptions)
 VECTORS_FILE = "vectors.txt"
 SIMPLEST_BASELINE, BASELINE_PREFIX = "majority", "baseline."
 """Baseline whose scores stand beside those of a fine-tuning, as amounts: the majority class, or what stands for it."""
-
-
+EXAMPLE_BLOCKS = 20
+"""Blocks of the test examples, for the part of the variance that is due to them."""
+TEST_EXAMPLES = "test_examples"
+"""Amount of a fine-tuning or a baseline: the number of examples that it is scored on."""
 UNIGRAM_LOSS = "unigram_loss"
 """Amount of a pre-training whose objective predicts tokens: the loss of a unigram model of the training data."""
 
@@ -51,6 +55,7 @@ class Outcome:
     scores: Numbers
     amounts: Numbers
     cost: Numbers | None = None
+    blocks: Mapping[str, Sequence[float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,8 @@ class StepRunner:
                 outcome = Outcome(scores={}, amounts={})  # the worst of the tries
         measured_cost = compute_cost([meter.compute_totals()], device, CostRates())
         seconds = {"total_seconds": time.monotonic() - start, "cpu_seconds": measure_cpu_seconds() - cpu_start}
-        return make_record(step, outcome.scores, {**seconds, **outcome.amounts}, outcome.cost or measured_cost)
+        amounts = {**seconds, **outcome.amounts}
+        return make_record(step, outcome.scores, amounts, outcome.cost or measured_cost, blocks=outcome.blocks)
 
     def _call(self, step: Step, folder: Path, resume: bool) -> Outcome:
         match step.options:
@@ -154,7 +160,8 @@ class StepRunner:
         best = max(finite_scores, key=lambda key: finite_scores[key])
         record = self.records[best]
         cost = {"device": record["cost"]["device"]}
-        return make_record(step, record["scores"], record["amounts"], cost, selected_key=best)
+        blocks = record.get("blocks")
+        return make_record(step, record["scores"], record["amounts"], cost, blocks=blocks, selected_key=best)
 
     def _train_tokenizer(self, options: TokenizerOptions, folder: Path) -> Outcome:
         settings = {"vocab": options.vocab, **options.list_changes()}
@@ -175,7 +182,8 @@ class StepRunner:
         return Outcome(scores=summary["held_out"] or {}, amounts=amounts, cost=summary["cost"])
 
     def _finetune(self, options: FinetuneOptions, step: Step, folder: Path, resume: bool) -> Outcome:
-        baseline_scores, _ = self._score_baseline(SIMPLEST_BASELINE, options)
+        task = self._open_task(options)
+        baseline, _ = self._score_baseline(SIMPLEST_BASELINE, options, task)
         if resume:
             options = FinetuneOptions(resume=True)
         else:
@@ -186,30 +194,49 @@ class StepRunner:
         amounts = {name: facts.get(name) for name in ("parameters", "trained", "steps", "memory")}
         if amounts["parameters"]:
             amounts["trained_share"] = (amounts["trained"] or 0) / amounts["parameters"]
-        amounts |= {f"{BASELINE_PREFIX}{name}": value for name, value in baseline_scores.items()}
-        return Outcome(scores={**result["scores"], "dev": result["dev"]}, amounts=amounts, cost=read_cost(folder))
+        predictions = read_predictions(read_record(TrialFile, RunDir(folder).trial, CheckpointError), result["split"])
+        outcome = _score(task, predictions)
+        amounts |= {f"{BASELINE_PREFIX}{name}": value for name, value in baseline.scores.items()} | {**outcome.amounts}
+        scores = {**result["scores"], "dev": result["dev"]}
+        return Outcome(scores=scores, amounts=amounts, cost=read_cost(folder), blocks=outcome.blocks)
 
     def _run_baseline(self, options: BaselineOptions) -> Outcome:
         name = options.baselines or ""
-        scores, reasons = self._score_baseline(name, options)
-        if not scores:
+        outcome, reasons = self._score_baseline(name, options, self._open_task(options))
+        if not outcome.scores:
             raise UsageError(f"baseline '{name}': {'; '.join(reasons)}")
-        return Outcome(scores=scores, amounts={})
+        return outcome
 
-    def _score_baseline(self, name: str, options: FinetuneOptions) -> tuple[Mapping[str, float], list[str]]:
+    def _open_task(self, options: FinetuneOptions) -> TaskData:
+        return open_task(build_task_config(options, self.data))
+
+    def _score_baseline(self, name: str, options: FinetuneOptions, task: TaskData) -> tuple[Outcome, list[str]]:
         """Return the scores of a baseline on the examples of a fine-tuning; else the reasons why there are none."""
-        task_config = build_task_config(options, self.data)
-        task = open_task(task_config)
         if task.members:
-            return {}, ["not for several tasks at once"]
+            return Outcome(scores={}, amounts={}), ["not for several tasks at once"]
         count = next(iter(options.example_counts), None)
-        train = task.select_train(count, task_config.split_seed)
+        train = task.select_train(count, build_task_config(options, self.data).split_seed)
         seed = int((options.overrides or {})["train.seed"])
         vectors = None if options.vectors is None else str(options.vectors)
         rows, reasons = run_baselines(task.task, train, task.eval_examples, (name,), seed=seed, vectors=vectors)
         if not rows:
-            return {}, [reasons[name]] if name in reasons else [*dict.fromkeys(reasons.values())]
-        return compute_scores(task, task.eval_examples, rows[0].predictions), []
+            names = [reasons[name]] if name in reasons else [*dict.fromkeys(reasons.values())]
+            return Outcome(scores={}, amounts={}), names
+        return _score(task, rows[0].predictions), []
+
+
+def _score(task: TaskData, predictions: Sequence[Prediction]) -> Outcome:
+    """Return the scores on all test examples, and those without each of the blocks of them."""
+    examples = task.eval_examples
+    count = min(EXAMPLE_BLOCKS, len(examples))
+    blocks: dict[str, list[float]] = {}
+    for block in range(count if len(examples) > count else 0):
+        places = [place for place in range(len(examples)) if place % count != block]
+        scores = compute_scores(task, [examples[place] for place in places], [predictions[place] for place in places])
+        for name, value in scores.items():
+            blocks.setdefault(name, []).append(value)
+    amounts = {TEST_EXAMPLES: len(examples)}
+    return Outcome(scores=compute_scores(task, examples, predictions), amounts=amounts, blocks=blocks)
 
 
 def read_cost(folder: Path) -> CostFile:

@@ -14,8 +14,9 @@ from pretune.core import io, log
 from pretune.core.api import Result, require_out, take_options
 from pretune.core.errors import DataError, PretuneError, UsageError, suggest
 from pretune.core.run_dir import RunLock
-from pretune.reports.study import render_study_page, render_study_text
+from pretune.reports.study import render_study_page
 from pretune.reports.study_record import StudyResults
+from pretune.reports.study_text import render_study_text
 from pretune.runs.finetune.task_data import reuse_tasks
 from pretune.studies.execute import Execution, StepFailure
 from pretune.studies.options import SCALES, CompareOptions

@@ -1,14 +1,13 @@
 """Results of a study as plain data, the content of study.json: table, paired tests, verdicts and cost.
 
-The rule of verdicts is fixed before a study runs: at least three seeds; a claim about two rows holds if the mean paired
-difference over seeds has the claimed sign and exceeds twice its standard error, it does not hold if it has the other
-sign by as much, and is undecided otherwise. It is also undecided if one of its models has hardly a lower pre-training
-loss than a unigram model: a difference between models that have not learned to use context says nothing about ideas.
+The rule of verdicts (`verdicts.py`) is fixed before a study runs. A claim is also undecided if one of its models has
+hardly a lower pre-training loss than a unigram model: a difference between models that have not learned to use context
+says nothing about ideas.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pretune.core.config import get_kind, to_dict
@@ -20,8 +19,6 @@ from pretune.reports.study_record import (
     ChosenRate,
     FailedStep,
     MissingCell,
-    Outcome,
-    PairedDifference,
     StudyCell,
     StudyClaim,
     StudyCost,
@@ -30,22 +27,28 @@ from pretune.reports.study_record import (
     UnigramComparison,
 )
 from pretune.runs.task_options import FinetuneOptions
-from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE, UNIGRAM_LOSS
+from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE, TEST_EXAMPLES, UNIGRAM_LOSS
 from pretune.studies.execute import StepFailure
 from pretune.studies.plan import STEP_PREFIX, Plan, Reading, collect_inputs
 from pretune.studies.spec import MIN_SEEDS, AverageScore, Claim, CostValue, Measure
 from pretune.studies.study_dir import COST_NAMES, StepRecord
+from pretune.studies.verdicts import (
+    FACTOR,
+    compare_paired,
+    compute_deciding_budget,
+    compute_example_error,
+    decide,
+    is_better,
+)
 from pretune.training.validation import PLATEAU_SHARE
 
 Values = dict[tuple[str, str], dict[int, float]]
 """Values by row and measure, then by seed."""
-FACTOR = 2.0
-"""Standard errors that a difference must exceed."""
-ROUNDING = 1e-12
-"""Relative difference of two values that are the same but for rounding."""
 RULE = (
     f"At least {MIN_SEEDS} seeds. A claim holds if the mean paired difference over seeds has the claimed sign and "
     f"exceeds {FACTOR:g} standard errors; it does not hold if it has the other sign by as much; else it is undecided. "
+    "If a row has one pre-training, the seeds are those of the fine-tuning, the standard error is that of the seeds "
+    "and of the test examples together, and the verdict says so. "
     "It is undecided too if it rests on a model that has not got beyond word frequencies: one whose validation loss "
     f"of predicted tokens is, in the mean over seeds, above {PLATEAU_SHARE:.0%} of the loss of a unigram model of the "
     "training data."
@@ -56,7 +59,7 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
     """Return the results of the finished steps; numbers of other steps are missing."""
     values, baselines = collect_values(plan, records), collect_baselines(plan, records)
     check_scores(plan, records, values)
-    study, shares = plan.study, collect_unigram_shares(plan, records)
+    study, runs = plan.study, collect_runs(plan, records)
     return {
         **plan.describe_inputs(),
         "source": plan.source or study.name,
@@ -68,14 +71,14 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
                 measure.name: {
                     **summarize(values[row.name, measure.name], values.get((plan.reference, measure.name), {})),
                     **compare_with_baseline(row.name, measure, values, baselines),
-                    **compare_with_unigram(row.name, measure.name, shares),
+                    **compare_with_unigram(row.name, measure.name, runs.shares),
                 }
                 for measure in plan.measures
                 if values.get((row.name, measure.name))
             }
             for row in plan.rows
         },
-        "claims": [judge_claim(plan, claim, values, baselines, shares) for claim in study.claims],
+        "claims": [judge_claim(plan, claim, values, baselines, runs) for claim in study.claims],
         "rule": RULE,
         "is_tuned": plan.is_tuned,
         "tuned_actions": plan.tuned_actions,
@@ -139,22 +142,61 @@ def compare_with_baseline(row: str, measure: Measure, values: Values, baselines:
     return {"baseline": sum(baseline.values()) / len(baseline), "is_above_baseline": is_above}
 
 
-def collect_unigram_shares(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
-    """Return the pre-training loss behind every score, relative to the unigram loss.
+@dataclass(frozen=True, slots=True)
+class StudyRuns:
+    """Runs behind the scores of a study, by row and measure."""
 
-    Objectives that predict no tokens, such as replaced tokens, have none, and neither have existing weights.
+    shares: Values = field(default_factory=dict)  # pre-training loss relative to the unigram loss, by seed
+    pretrainings: dict[tuple[str, str], set[str]] = field(default_factory=dict)  # keys
+    blocks: dict[tuple[str, str], dict[int, list[list[float]]]] = field(default_factory=dict)  # scores without each
+    examples: dict[tuple[str, str], int] = field(default_factory=dict)  # of the test set
+
+    def count_examples(self, sides: Sequence[tuple[str, str]]) -> int | None:
+        """Return the number of test examples of two scores, the smaller one."""
+        return min((self.examples[side] for side in sides if side in self.examples), default=None)
+
+
+def collect_runs(plan: Plan, records: Mapping[str, StepRecord]) -> StudyRuns:
+    """Return the pre-training behind every score, its loss, and the scores without blocks of the test examples.
+
+    Objectives that predict no tokens, such as replaced tokens, have no loss to compare, and existing weights neither.
     """
-    shares: Values = {}
+    runs = StudyRuns()
     for cell in plan.cells:
         for name, reading in cell.readings.items():
-            key = find_pretraining(plan, records, reading.step) if reading.amount is None else None
+            if reading.amount is not None or reading.step not in records:
+                continue
+            place, record = (cell.row, name), records[reading.step]
+            score = reading.score or next(iter(record["scores"]), "")
+            if score in record.get("blocks", {}):
+                runs.blocks.setdefault(place, {})[cell.seed] = [record["blocks"][score]]
+                runs.examples[place] = int(record["amounts"].get(TEST_EXAMPLES, 0))
+            key = find_pretraining(plan, records, reading.step)
             if key is not None and key in records:
+                runs.pretrainings.setdefault(place, set()).add(key)
                 unigram_loss = records[key]["amounts"].get(UNIGRAM_LOSS)
                 perplexity = records[key]["scores"].get("perplexity")
                 if unigram_loss and perplexity:
-                    shares.setdefault((cell.row, name), {})[cell.seed] = math.log(perplexity) / unigram_loss
-    _add_averages(plan, shares)
-    return shares
+                    runs.shares.setdefault(place, {})[cell.seed] = math.log(perplexity) / unigram_loss
+    _add_averages(plan, runs.shares)
+    _add_member_runs(plan, runs)
+    return runs
+
+
+def _add_member_runs(plan: Plan, runs: StudyRuns) -> None:
+    """Add the runs behind means over measures; each test set has its part of the mean."""
+    for measure in plan.measures:
+        for row in plan.rows if isinstance(measure.quantity, AverageScore) else ():
+            assert isinstance(measure.quantity, AverageScore)
+            members = [(row.name, name) for name in measure.quantity.measures]
+            place, all_blocks = (row.name, measure.name), [runs.blocks.get(member, {}) for member in members]
+            if keys := set().union(*(runs.pretrainings.get(member, ()) for member in members)):
+                runs.pretrainings[place] = keys
+            runs.examples[place] = sum(runs.examples.get(member, 0) for member in members)
+            for seed in plan.seeds:
+                if all(seed in blocks for blocks in all_blocks):
+                    strata = [stratum for blocks in all_blocks for stratum in blocks[seed]]
+                    runs.blocks.setdefault(place, {})[seed] = [[v / len(members) for v in part] for part in strata]
 
 
 def find_pretraining(plan: Plan, records: Mapping[str, StepRecord], key: str) -> str | None:
@@ -226,7 +268,7 @@ def summarize(values: Mapping[int, float], reference: Mapping[int, float]) -> St
     }
 
 
-def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values, shares: Values) -> StudyClaim:
+def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values, runs: StudyRuns) -> StudyClaim:
     """Return a claim with its verdict; one about cells of another scale, or unfinished ones, is not measured."""
     names = {row.name for row in plan.rows}
     measures = {measure.name: measure for measure in plan.measures}
@@ -243,40 +285,46 @@ def judge_claim(plan: Plan, claim: Claim, values: Values, baselines: Values, sha
     against = result["against"]
     if claim.better not in names or claim.worse not in names or not {claim.measure, against} <= measures.keys():
         return result
+    sides = (claim.better, claim.measure), (claim.worse, against)
+    is_single = min((count for side in sides if (count := len(runs.pretrainings.get(side, ())))), default=2) == 1
+    blocks = [runs.blocks.get(side, {}) for side in sides]
+    example_error = compute_example_error(*blocks) if is_single else None
     verdict = decide(
-        values.get((claim.better, claim.measure), {}),
-        values.get((claim.worse, against), {}),
+        values.get(sides[0], {}),
+        values.get(sides[1], {}),
         lower=measures[claim.measure].is_lower_better,
         margin=claim.margin,
+        example_error=example_error or 0.0,
     )
     result |= {"difference": verdict.difference, "error": verdict.error, "seeds": verdict.seeds}
     if verdict.seeds == 0:
         return {**result, "reason": "no seed of both rows is finished"}
-    sides = (claim.better, measures[claim.measure]), (claim.worse, measures[against])
-    comparisons = [compare_with_baseline(row, measure, values, baselines) for row, measure in sides]
+    comparisons = [compare_with_baseline(row, measures[measure], values, baselines) for row, measure in sides]
     has_learned = any(side.get("is_above_baseline") is not False for side in comparisons)
-    if verdict.outcome != "undecided" and count_runs(plan, [(row, measure.name) for row, measure in sides]) < MIN_SEEDS:
-        verdict = replace(verdict, outcome="undecided", reason="one pre-training, the same number for all seeds")
+    if is_single:
+        result["is_one_pretraining"] = True
+        if verdict.outcome != "undecided" and count_runs(plan, sides) < MIN_SEEDS:
+            verdict = replace(verdict, outcome="undecided", reason="one pre-training, the same number for all seeds")
     reason = f"{verdict.reason}{'' if has_learned else '; neither is better than the simplest baseline'}"
     plateau_rows = [
         row
         for row, measure in sides
-        if compare_with_unigram(row, measure.name, shares).get("is_beyond_unigram") is False
+        if compare_with_unigram(row, measure, runs.shares).get("is_beyond_unigram") is False
     ]
     if plateau_rows:
         result["plateau_rows"] = [*dict.fromkeys(plateau_rows)]
+    elif budget := compute_deciding_budget(verdict, runs.count_examples(sides) if is_single else None):
+        result["deciding_budget"] = budget
     return {**result, "outcome": "undecided" if plateau_rows else verdict.outcome, "reason": reason}
 
 
 def count_runs(plan: Plan, sides: Sequence[tuple[str, str]]) -> int:
-    """Return over how many runs the numbers of rows and measures vary, where the study has pre-trained their models.
+    """Return over how many runs the numbers of rows and measures vary.
 
     Seeds that share a pre-training have the same loss; their number says nothing about its variance.
     """
     steps = {(cell.row, name, cell.seed): r.step for cell in plan.cells for name, r in cell.readings.items()}
-    runs = {tuple(steps.get((*side, seed), str(seed)) for side in sides) for seed in plan.seeds}
-    keys = collect_inputs(plan.steps, [key for run in runs for key in run if key in plan.steps])
-    return len(runs) if any(plan.steps[key].action == "pretrain" for key in keys) else len(plan.seeds)
+    return len({tuple(steps.get((*side, seed), str(seed)) for side in sides) for seed in plan.seeds})
 
 
 def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[ChosenRate]:
@@ -352,92 +400,3 @@ def _list_failures(failures: Mapping[str, StepFailure]) -> list[FailedStep]:
         for key, failure in failures.items()
         if key == failure.step.key
     ]
-
-
-# Verdicts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Verdict of a claim: the mean difference in the claimed direction, its standard error, and the reason."""
-
-    outcome: Outcome
-    difference: float | None
-    error: float | None  # standard error; None: fewer than two seeds
-    seeds: int
-    reason: str
-
-
-def decide(better: Mapping[int, float], worse: Mapping[int, float], *, lower: bool, margin: float = 0.0) -> Verdict:
-    """Return the verdict on the claim that `better` is better than `worse` by more than `margin`.
-
-    Both are values by seed; seeds that only one of them has are left out. With `lower`, smaller values are better.
-
-    >>> decide({0: 0.9, 1: 0.8, 2: 0.9}, {0: 0.5, 1: 0.5, 2: 0.5}, lower=False).outcome
-    'holds'
-    """
-    sign = -1.0 if lower else 1.0
-    differences = [sign * difference - margin for difference in subtract_paired(better, worse)]
-    count = len(differences)
-    if not differences or not all(map(math.isfinite, differences)):
-        return Verdict(outcome="undecided", difference=None, error=None, seeds=count, reason="no finite paired values")
-    mean, error = compute_standard_error(differences)
-    difference = mean + margin
-    if count < MIN_SEEDS:
-        return Verdict(
-            outcome="undecided", difference=difference, error=error, seeds=count, reason=f"fewer than {MIN_SEEDS} seeds"
-        )
-    assert error is not None
-    paired_values = [values[seed] for values in (better, worse) for seed in better.keys() & worse.keys()]
-    rounding = ROUNDING * max(map(abs, [*paired_values, margin]))
-    if abs(mean) <= max(FACTOR * error, rounding):
-        reason, outcome = f"within {FACTOR:g} standard errors", "undecided"
-    else:
-        reason, outcome = f"beyond {FACTOR:g} standard errors", "holds" if mean > 0 else "does not hold"
-    return Verdict(outcome=outcome, difference=difference, error=error, seeds=count, reason=reason)  # type: ignore[arg-type]
-
-
-def is_better(values: Mapping[int, float], baseline: Mapping[int, float], *, lower: bool) -> bool:
-    """Return whether a row is better than a baseline by more than the rule's standard errors; of one seed, at all.
-
-    >>> is_better({0: 0.52, 1: 0.49, 2: 0.5}, {0: 0.5, 1: 0.5, 2: 0.5}, lower=False)
-    False
-    """
-    sign = -1.0 if lower else 1.0
-    mean, error = compute_standard_error([sign * difference for difference in subtract_paired(values, baseline)])
-    return mean > FACTOR * (error or 0.0)
-
-
-def subtract_paired(values: Mapping[int, float], reference: Mapping[int, float]) -> list[float]:
-    """Return the differences of the seeds that both have."""
-    return [values[seed] - reference[seed] for seed in sorted(values.keys() & reference.keys())]
-
-
-def compute_standard_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean and its standard error; None for a single value."""
-    mean = math.fsum(values) / len(values)
-    if len(values) < 2:
-        return mean, None
-    variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return mean, math.sqrt(variance / len(values))
-
-
-def compare_paired(values: Mapping[int, float], reference: Mapping[int, float]) -> PairedDifference | None:
-    """Return the paired difference to a reference over common seeds; None without any."""
-    differences = subtract_paired(values, reference)
-    if not differences or not all(map(math.isfinite, differences)):
-        return None
-    mean, error = compute_standard_error(differences)
-    if error is None:
-        return {"difference": mean, "low": None, "high": None, "p": None}
-    interval = compute_interval(differences)
-    p = _compute_p(mean, error, len(differences) - 1)
-    return {"difference": mean, "low": interval.low, "high": interval.high, "p": p}
-
-
-def _compute_p(mean: float, error: float, degrees: int) -> float:
-    from scipy.special import stdtr
-
-    if error == 0:
-        return 0.0 if mean else 1.0
-    return float(2 * stdtr(degrees, -abs(mean / error)))

@@ -45,6 +45,7 @@ class StepRecord(TypedDict):
     scores: dict[str, Number]  # the first one is the headline
     amounts: dict[str, Number]  # parameters, tokens, steps, memory …
     cost: StepCost
+    blocks: NotRequired[dict[str, list[Number]]]  # each score without each of the blocks of the test examples
     selected_key: NotRequired[str]  # key of the step that a choice selected
 
 
@@ -154,6 +155,7 @@ def make_record(
     amounts: Numbers,
     cost: Numbers,
     *,
+    blocks: Mapping[str, Sequence[float]] | None = None,
     selected_key: str | None = None,
 ) -> StepRecord:
     """Return the record of a step; values that are not numbers are left out."""
@@ -174,6 +176,8 @@ def make_record(
             "is_shared": cost.get("device") != "cpu" or cost.get("energy_label") == "measured",
         },
     }
+    if blocks:
+        record["blocks"] = {name: [*values] for name, values in blocks.items()}
     if selected_key is not None:
         record["selected_key"] = selected_key
     return record
