@@ -265,8 +265,12 @@ class LSTMLayer(nn.Module):
         dtype = get_compute_dtype(x)
         # NOTE: autocast would run cuDNN in fp16, whatever its dtype is.
         with torch.autocast(device, enabled=False):
-            run = self._run_steps if exact else self._run_torch
-            y, states = run(x.to(dtype), layout, self._pad_start(x.to(dtype), layout, start))
+            x, states = x.to(dtype), self._pad_start(x.to(dtype), layout, start)
+            # NOTE: on a CPU the gradient of a packed LSTM is quadratic in the number of steps.
+            if exact or (torch.is_grad_enabled() and not x.is_cuda and not layout.is_even):
+                y, states = self._run_steps(x, layout, states, exact)
+            else:
+                y, states = self._run_torch(x, layout, states)
             if not exact and not self.training and (self.spec.cell_clip or self.spec.output_clip):
                 self._count_clipped(y.detach(), states[1].detach())
         return self._finish(x, y), states
@@ -322,7 +326,7 @@ class LSTMLayer(nn.Module):
             parts.append(compute_weight(self.project))
         return [part.to(dtype) for part in parts]
 
-    def _run_steps(self, x: Tensor, layout: StepLayout, start: States) -> tuple[Tensor, States]:
+    def _run_steps(self, x: Tensor, layout: StepLayout, start: States, exact: bool) -> tuple[Tensor, States]:
         """Run the written-out recurrence."""
         weight, recurrent, bias, second_bias, *project = self._compute_weights(x.dtype)
         gates = F.linear(x, weight, bias + second_bias)
@@ -333,7 +337,7 @@ class LSTMLayer(nn.Module):
         for part, size in zip(torch.split(gates, sizes), sizes, strict=True):
             final_states.append((output[size:], cell[size:]))
             output, cell = self._update(
-                part + F.linear(output[:size], recurrent), cell[:size], True, project[0] if project else None
+                part + F.linear(output[:size], recurrent), cell[:size], exact, project[0] if project else None
             )
             outputs.append(output)
         final_states.append((output, cell))
