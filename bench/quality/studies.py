@@ -75,7 +75,8 @@ def start(name: str, args: argparse.Namespace) -> subprocess.Popen[bytes]:
 def run_first_steps(names: Sequence[str], args: argparse.Namespace) -> None:
     """Run the steps without a model, of all studies, in this process."""
     for name in names:
-        plan = build_plan(CompareOptions(study=name, scale=args.scale, device="cpu"))
+        overrides = dict(setting.split("=", 1) for setting in args.set)
+        plan = build_plan(CompareOptions(study=name, scale=args.scale, overrides=overrides, device="cpu"))
         study_dir = StudyDir(args.work / Path(name).stem)
         keys = [step.key for step in plan.steps.values() if step.action in args.first]
         Execution(plan, study_dir, keys, device="cpu").run()

@@ -221,6 +221,7 @@ def test_a_key_that_is_set_twice(tmp_path: Path) -> None:
 
 
 BAD_PATHS: dict[str, tuple[dict[str, Any], str]] = {
+    "row that starts from itself": ({"base": "row:low"}, "in a circle"),
     "of a config": ({"pretrain.train.lrr": 1}, "row 'low'.*did you mean 'lr'|lrr"),
     "of a model": ({"model": "brt-tiny"}, "did you mean"),
     "of a method": ({"finetune.method": "lroa"}, "did you mean 'lora'"),
@@ -301,6 +302,25 @@ def test_missing_data_is_named_before_anything_is_computed(
     assert main(["compare", path, "--dry-run"]) == 0
     out, error = capsys.readouterr()
     assert "missing corpus" in error and "4 cells" in out
+
+
+def test_tasks_without_data_are_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PRETUNE_DATA", raising=False)
+    names = ("sst2", "conll2012_coref")
+    measures = {name: {"kind": "finetuned", "task": name} for name in names}
+    measures["mean"] = {"kind": "average", "measures": [*names]}
+    study = make_study(tmp_path, measures=measures, claims=[])
+    plan = plan_study(study, data=tmp_path)
+    assert len(plan.measures) == 3 and len(plan.missing) == 2  # none has data
+    (tmp_path / "sst2").mkdir()
+    (tmp_path / "sst2" / "train.tsv").write_text("sentence\tlabel\n" + "fine\t1\nbad\t0\n" * 20)
+    plan = plan_study(study, data=tmp_path)
+    assert [measure.name for measure in plan.measures] == ["sst2"] and not plan.missing
+    assert {*plan.cells[0].readings} == {"sst2"}
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "coref" in line)
+    assert "train.english.v4_gold_conll" in line and "conll2012_coref/" in line
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from pretune.core import log
 from pretune.core.api import StrPath
 from pretune.core.config import from_dict
 from pretune.core.errors import CheckpointError, DataError, UsageError
@@ -107,7 +108,7 @@ class Planner:
 
     def plan(self) -> Plan:
         """Return the plan."""
-        rows, measures = self.study.list_rows(self.scale), self.study.list_measures(self.scale)
+        rows, measures = self.study.list_rows(self.scale), self._list_measures()
         if not rows or not measures:
             raise UsageError(f"study '{self.study.name}', scale '{self.scale_name}': no rows or no measures are left")
         cells = tuple(self._plan_cell(row, seed, measures) for row in rows for seed in self.seeds)
@@ -126,6 +127,26 @@ class Planner:
             overrides=self.rows.overrides,
         )
 
+    def _list_measures(self) -> list[Measure]:
+        """Return the measures of the scale without those of tasks that have no data, if another task has some."""
+        measures = self.study.list_measures(self.scale)
+        tasks = {
+            measure.name: measure.quantity.task
+            for measure in measures
+            if isinstance(measure.quantity, FinetunedScore | TaskScore) and measure.quantity.task in TASKS
+        }
+        problems: dict[str, str] = {}
+        for name, task in tasks.items():
+            inputs = StudyInputs(self.inputs.data)
+            inputs.identify(str(task), "task")
+            problems |= dict.fromkeys([name] if inputs.missing else [], ", ".join(inputs.missing))
+        if len(problems) == len(tasks):
+            return measures
+        for name, problem in problems.items():
+            log.warn(f"measure '{name}' is left out: {problem}")
+        names = tuple(measure.name for measure in measures if measure.name not in problems)
+        return self.study.list_measures(replace(self.scale, measures=names))
+
     def _plan_cell(self, row: Row, seed: int, measures: list[Measure]) -> Cell:
         self.steps.row_name = row.name
         readings: dict[str, Reading] = {}
@@ -139,6 +160,8 @@ class Planner:
                     reading = self._plan_measure(measure.quantity, settings, measure.share)
             except (UsageError, DataError, CheckpointError) as fault:
                 raise type(fault)(f"{place}: {fault}") from None
+            except RecursionError:
+                raise UsageError(f"{place}: rows start from each other in a circle") from None
             if reading is not None:
                 readings[measure.name] = reading
         return Cell(row=row.name, seed=seed, readings=readings)
@@ -243,11 +266,11 @@ class Planner:
         base, teacher = (
             None if name is None else self.steps.find_spec(str(name)) for name in (options.init_from, options.teacher)
         )
-        overrides = {**(options.overrides or {})}
-        if options.init_from is not None:  # the weights define the model
-            overrides = {path: value for path, value in overrides.items() if not path.startswith("model.")}
-        options = self._set_length(replace(options, overrides=overrides), share)
+        options = self._set_length(options, share)
         template = replace(options, data="data", init_from=None, teacher="teacher" if options.teacher else None)
+        if options.init_from is not None:  # the weights define the model
+            overrides = (options.overrides or {}).items()
+            options = replace(options, overrides={p: value for p, value in overrides if not p.startswith("model.")})
         facts = DataFacts("data", max(round(self.inputs.sum_sizes(corpora) / BYTES_PER_TOKEN), 1), len(corpora))
         if not {"steps", "tokens", "epochs", "budget"} & options.list_changes().keys():
             assert self.budget.flops is not None
