@@ -8,7 +8,7 @@ from torch import Tensor
 from tests.nn.interpreted import DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
 from pretune.core.types import IGNORE_INDEX
-from pretune.nn.kernels import BLOCK_COLUMNS, compute_row_losses
+from pretune.nn.loss_kernel import BLOCK_COLUMNS, compute_row_losses
 
 pytestmark = MARKS
 SIZES = [(1, 1), (3, 64), (70, 128), (BLOCK_COLUMNS, BLOCK_COLUMNS), (BLOCK_COLUMNS + 5, BLOCK_COLUMNS + 64)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from tests.nn.interpreted import CUDA, DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
 from pretune.nn import tiles as module
+from pretune.nn.positions import Rotary, rotate
 from pretune.nn.tiles import attend_tiles, build_layout
 
 pytestmark = MARKS
@@ -33,6 +34,7 @@ class Case(NamedTuple):
     dtype: torch.dtype = DTYPE  # NOTE: the interpreter multiplies the bits of bf16
     apart: bool = False  # keys are of another side, though rows are as long
     terms: tuple[str, ...] = ()  # scores of distances
+    rotary: bool = False
 
     @property
     def cross(self) -> bool:
@@ -63,6 +65,12 @@ CASES = {
     "position to content, odd width": Case(1, 40, 40, width=24, terms=("p2c",)),
     "distances, whole blocks, a row at a time": Case(3, 64, 64, heads=1, key_heads=1, terms=("c2p", "p2c"), kept=1),
     "distances, dropout": Case(2, 70, 70, terms=("c2p", "p2c"), dropout=0.3),
+    "rotated": Case(2, 48, 48, rotary=True),
+    "rotated, several blocks, causal, bias, dropout": Case(
+        2, 100, 100, causal=True, bias=True, dropout=0.3, rotary=True
+    ),
+    "rotated, grouped, long": Case(1, 150, 150, heads=3, key_heads=1, rotary=True),
+    "rotated, window, fp16": Case(1, 33, 33, width=32, window=5, dtype=torch.float16, rotary=True),
     "distances, one token": Case(2, 1, 1, terms=("c2p", "p2c")),
 }
 
@@ -84,6 +92,11 @@ class Inputs:
             self.leaves.append(torch.randn(case.heads, case.queries, case.keys))
         self.leaves += [torch.randn(2 * case.queries, case.heads, case.width) for _ in case.terms]
         self.leaves = [leaf.to(DEVICE, case.dtype).requires_grad_() for leaf in self.leaves]
+        self.rotation: tuple[Tensor, Tensor] | tuple[None, None] = (None, None)
+        if case.rotary:
+            positions = torch.randint(0, 500, (case.rows * case.queries,))
+            cos, sin = Rotary().build(width=0, heads=0, head_width=case.width)(positions)
+            self.rotation = cos.to(DEVICE, case.dtype), sin.to(DEVICE, case.dtype)
         self.seed = torch.tensor((123456789, 987654321), dtype=torch.int32, device=DEVICE)
         self.weights = torch.randn(case.rows * case.queries, case.heads, case.width).to(DEVICE, case.dtype)
 
@@ -94,8 +107,8 @@ class Inputs:
         )
         q, k, v, *more = self.leaves
         named = dict(zip((*["bias"] * case.bias, *case.terms), more, strict=True))
-        given = [*where[1:]], named.get("bias"), self.seed, named.get("c2p"), named.get("p2c")
-        out, _ = module._attend(q, k, v, *given, case.causal, case.window or 0, SCALE, case.dropout)
+        given = [*where[1:]], named.get("bias"), self.seed, named.get("c2p"), named.get("p2c"), *self.rotation
+        out, *_ = module._attend(q, k, v, *given, case.causal, case.window or 0, SCALE, case.dropout)
         return out, *torch.autograd.grad(out, self.leaves, self.weights)
 
     def truth(self) -> tuple[Tensor, ...]:
@@ -107,6 +120,8 @@ class Inputs:
         case = self.case
         named = dict(zip((*["bias"] * case.bias, *case.terms), more, strict=True))
         group = case.heads // case.key_heads
+        if case.rotary:
+            q, k = (rotate(x, tuple(table.cpu().double() for table in self.rotation)) for x in (q, k))
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
         q, k, v = (x.view(case.rows, -1, case.heads, case.width).transpose(1, 2) for x in (q, k, v))
         distance = torch.arange(case.keys) - torch.arange(case.queries)[:, None]

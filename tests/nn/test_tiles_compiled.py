@@ -16,6 +16,7 @@ KERNELS = (
     "compute_key_gradients",
     "compute_query_gradients",
     "compute_bias_gradients",
+    "rotate",
 )
 DISTANCE_KERNELS = ("forward", "compute_key_gradients", "compute_query_gradients", "compute_distance_gradients")
 DISTANCES = {"CAUSAL": False, "BIAS": False, "C2P": True, "P2C": True}
@@ -23,7 +24,7 @@ FP32 = {"NORM", "DELTA", "DB", "DPK", "DPQ", "COARSE", "VALUES", "STEPS"}
 INT32 = {"Q_SEQUENCE", "K_SEQUENCE", "SEQUENCE", "SPAN", "SEED"}
 NUMBERS = {"scale", "factor", "inverse"}
 FIXED: dict[str, Any] = {
-    "D": 64, "DP": 64, "BM": 64, "BN": 64, "SPLITS": 8,
+    "D": 64, "DP": 64, "BM": 64, "BN": 64, "SPLITS": 8, "HP": 8, "BT": 16,
     "KEEP": True, "CAUSAL": True, "WINDOW": 0, "BIAS": True, "DROP": True, "C2P": False, "P2C": False,
 }  # fmt: skip
 

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from pretune.core.config import Fraction, Positive, spec
 from pretune.core.errors import UsageError
-from pretune.nn.attention_backends import attend, repeat_kv
+from pretune.nn.attention_backends import AttentionResult, attend, can_backend_rotate, repeat_kv
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.cache import DecodingStep, KVPrefix, LayerCache, prepend_prefix
 from pretune.nn.layers import Dropout, Norm, PerHead
 from pretune.nn.layers import dropout as apply_dropout
-from pretune.nn.positions import DistanceTable, DistanceTerms, Rotary, rotate
+from pretune.nn.positions import DistanceTable, DistanceTerms, Rotary, Rotation, rotate
 from pretune.nn.relative_attention import shift_scores
 
 Projection = Literal["q", "k", "v", "out"]
@@ -121,21 +121,25 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self, x: Tensor, context: AttentionContext, source: Tensor | None = None, cache: LayerCache | None = None
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> AttentionResult:
         """Attend within `x`, or from `x` to `source`; writes keys and values to `cache`, if given."""
         q, k, v = self.project(x, source)
-        if context.rotation is not None and source is None:
-            q, k = rotate(q, context.rotation), rotate(k, context.rotation)
+        rotation = context.rotation if source is None else None
+        if rotation is not None and (cache is not None or not can_backend_rotate(q, k, context, rotation)):
+            q, k, rotation = rotate(q, rotation), rotate(k, rotation), None
         if cache is not None:
             cache.fill(k, v)
-        attention, weights = self.attend_heads(q, k, v, context)
+        attention, weights = self.attend_heads(q, k, v, context, rotation)
         return self.out_dropout(self.out(attention.flatten(1))), weights
 
-    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+    def attend_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, rotation: Rotation | None = None
+    ) -> AttentionResult:
         """Attend from queries `[N, H, D]` to keys and values `[M, K, D]`, and to the learned ones, if there are any."""
         if self.prefix is not None:
             k, v = prepend_prefix(self.prefix, k, v, context.rows)
-        return attend(q, k, v, context, scale=self.scale, dropout=self.dropout if self.training else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        return attend(q, k, v, context, scale=self.scale, dropout=dropout, rotation=rotation)
 
     def step(self, x: Tensor, step: DecodingStep, cache: LayerCache, *, cross: bool = False) -> Tensor:
         """Attend from one new token per sequence `[B, W]` to the cache; in self-attention, append its key and value."""
@@ -206,7 +210,9 @@ class DisentangledAttention(MultiHeadAttention):
         self.position_k = nn.Linear(width, self.kv_heads * self.head) if "k" in names else None
         self.position_q = nn.Linear(width, self.heads * self.head) if "q" in names else None
 
-    def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext) -> tuple[Tensor, Tensor | None]:
+    def attend_heads(
+        self, q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, rotation: Rotation | None = None
+    ) -> AttentionResult:
         """Attend with the scores of distances as a bias of each row."""
         if context.distances is None:
             raise UsageError("disentangled attention needs a stack with the position 'disentangled'")

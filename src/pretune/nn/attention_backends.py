@@ -16,15 +16,34 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.layers import dropout as apply_dropout
+from pretune.nn.positions import Rotation
 
 AttentionResult = tuple[Tensor, Tensor | None]
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, *, scale: float, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: AttentionContext,
+    *,
+    scale: float,
+    dropout: float,
+    rotation: Rotation | None = None,
 ) -> AttentionResult:
-    """Compute attention with the backend of the context."""
+    """Compute attention with the backend of the context; `rotation` is given if `can_backend_rotate` is true."""
+    if rotation is not None:
+        return _attend_tiles(q, k, v, context, scale, dropout, rotation)
     return _TABLE[context.backend](q, k, v, context, scale, dropout)
+
+
+def can_backend_rotate(q: Tensor, k: Tensor, context: AttentionContext, rotation: Rotation) -> bool:
+    """Return True if the backend rotates queries and keys itself, faster than compiled code does."""
+    if context.backend != "tiles" or context.distances is not None:
+        return False
+    from pretune.nn.tiles import can_rotate
+
+    return can_rotate(q, rotation[0].shape[-1])
 
 
 def _attend_rows(
@@ -83,12 +102,22 @@ def _attend_varlen(
 
 
 def _attend_tiles(
-    q: Tensor, k: Tensor, v: Tensor, context: AttentionContext, scale: float, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: AttentionContext,
+    scale: float,
+    dropout: float,
+    rotation: Rotation | None = None,
 ) -> AttentionResult:
     from pretune.nn.tiles import attend_tiles
 
     layout, causal, window = context.blocks, context.causal, context.window
-    return attend_tiles(q, k, v, layout, context.bias, causal=causal, window=window, scale=scale, dropout=dropout), None
+    tables = rotation or (None, None)
+    out = attend_tiles(
+        q, k, v, layout, context.bias, rotation=tables, causal=causal, window=window, scale=scale, dropout=dropout
+    )
+    return out, None
 
 
 def _attend_flex(

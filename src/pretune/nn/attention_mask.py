@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 
 from pretune.core.types import Batch
-from pretune.nn.positions import DistanceTable
+from pretune.nn.positions import DistanceTable, Rotation
 
 Backend = Literal["rows", "tiles", "varlen", "flex", "sdpa", "eager"]
 BACKENDS: tuple[Backend, ...] = ("rows", "tiles", "varlen", "flex", "sdpa", "eager")
@@ -54,7 +54,7 @@ class AttentionContext:
     lengths: tuple[int, int] = (0, 0)  # row length of queries and keys
     blocks: Any = None  # flex: its BlockMask; tiles: its Layout
     positions: Tensor | None = None  # flex with learned keys: [rows, R]
-    rotation: tuple[Tensor, Tensor] | None = None
+    rotation: Rotation | None = None
     scores: bool = False  # eager: return the scores before the softmax instead of the weights
     distances: DistanceTable | None = None
 

@@ -1,6 +1,6 @@
-"""Triton kernels, for CUDA only: row losses of `loss`, and the tiles of `tiles`; tests compare each with PyTorch.
+"""Triton kernels of the tiles of `tiles`, for CUDA only; tests compare each with PyTorch.
 
-A program of `tiles` computes a tile of queries and keys of one row and head, in fp32, with scores in base 2. Upper-case
+A program computes a tile of queries and keys of one row and head, in fp32, with scores in base 2. Upper-case
 names are pointers and constants, lower-case names numbers; `m` and `n` are columns of queries and keys, `place` is the
 index of a row and head.
 
@@ -10,55 +10,11 @@ from m0 on and BN keys from n0 on has BM + BN - 1 distances. Products of its que
 matrix of scores in memory, and the backward pass one, their gradients.
 """
 
-import torch
 import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from torch import Tensor
 
 # ruff: noqa: N803
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, unused-ignore, misc"
-
-BLOCK_COLUMNS = 4096
-
-
-@triton.jit
-def _row_loss_kernel(logits, labels, losses, width, vocab, GRADIENT: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    base = logits + row * width
-    label = tl.load(labels + row)
-    real = label >= 0
-    # NOTE: loaded before the reductions below synchronize the threads: later it may be overwritten by a gradient.
-    target = tl.load(base + tl.where(real, label, 0)).to(tl.float32)
-    top = -float("inf")
-    total = 0.0
-    for start in range(0, vocab, BLOCK):
-        columns = start + tl.arange(0, BLOCK)
-        x = tl.load(base + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
-        new = tl.maximum(top, tl.max(x, 0))
-        total = total * tl.exp(top - new) + tl.sum(tl.exp(x - new), 0)
-        top = new
-    norm = top + tl.log(total)
-    tl.store(losses + row, tl.where(real, norm - target, 0.0))
-    if GRADIENT:
-        for start in range(0, width, BLOCK):
-            columns = start + tl.arange(0, BLOCK)
-            x = tl.load(base + columns, mask=columns < vocab, other=-float("inf")).to(tl.float32)
-            p = tl.exp(x - norm)
-            p = tl.where(columns == label, p - 1.0, p)
-            p = tl.where(real, p, 0.0)
-            tl.store(base + columns, p.to(logits.dtype.element_ty), mask=columns < width)
-
-
-def compute_row_losses(logits: Tensor, labels: Tensor, vocab: int, with_gradient: bool) -> Tensor:
-    """Return -log softmax at the label of every row, 0 for a negative label; columns from `vocab` on are padding.
-
-    With `with_gradient` the logits are overwritten by the gradient of their row's loss.
-    """
-    losses = torch.empty(logits.shape[0], device=logits.device, dtype=torch.float32)
-    _row_loss_kernel[(logits.shape[0],)](
-        logits, labels, losses, logits.shape[1], vocab, GRADIENT=with_gradient, BLOCK=BLOCK_COLUMNS, num_warps=8
-    )
-    return losses
 
 
 @triton.jit
@@ -134,6 +90,22 @@ def store_rows(X, x, row, length, h, columns, d, by_token, by_head, D: tl.conste
     """Store a tile `[columns, D]` of a row and head."""
     places = X + (row * length + columns)[:, None].to(tl.int64) * by_token + h * by_head + d[None, :]
     tl.store(places, x.to(X.dtype.element_ty), mask=(columns < length)[:, None] & (d < D)[None, :])
+
+
+@triton.jit
+def rotate(X, Y, COS, SIN, x_token, y_token, tokens, heads, D: tl.constexpr, HP: tl.constexpr, BT: tl.constexpr):
+    """Rotate the heads of a block of tokens from X to Y, which may be X. D is a power of 2."""
+    t = (tl.program_id(0) * BT + tl.arange(0, BT))[:, None, None]
+    h, d = tl.arange(0, HP)[None, :, None], tl.arange(0, D // 2)[None, None, :]
+    is_inside = (t < tokens) & (h < heads)
+    angles = t.to(tl.int64) * D + d
+    cos = tl.load(COS + angles, mask=t < tokens, other=0.0).to(tl.float32)
+    sin = tl.load(SIN + angles + D // 2, mask=t < tokens, other=0.0).to(tl.float32)
+    inputs, outputs = X + t.to(tl.int64) * x_token + h * D + d, Y + t.to(tl.int64) * y_token + h * D + d
+    first = tl.load(inputs, mask=is_inside, other=0.0).to(tl.float32)
+    second = tl.load(inputs + D // 2, mask=is_inside, other=0.0).to(tl.float32)
+    tl.store(outputs, (first * cos - second * sin).to(Y.dtype.element_ty), mask=is_inside)
+    tl.store(outputs + D // 2, (second * cos + first * sin).to(Y.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit

@@ -123,7 +123,7 @@ def pad_to_alignment(table: Tensor) -> Tensor:
 def _replace_with_gradient(logits: Tensor, labels: Tensor, vocab: int, with_gradient: bool) -> Tensor:
     """Return the summed loss of a block; `with_gradient` overwrites the logits by softmax - one-hot."""
     if logits.is_cuda:
-        from pretune.nn.kernels import compute_row_losses
+        from pretune.nn.loss_kernel import compute_row_losses
 
         return compute_row_losses(logits, labels, vocab, with_gradient).sum()
     work = logits.to(torch.promote_types(logits.dtype, torch.float32))  # no copy for fp32 and fp64

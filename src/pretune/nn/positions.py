@@ -17,6 +17,9 @@ from pretune.core.config import Fraction, NonEmpty, NonNegative, Positive, spec
 from pretune.core.errors import UsageError
 from pretune.nn.layers import Norm
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and signed sines of the angles of each token, `[N, 1, rotary width]`."""
+
 
 class PositionEncoding:
     """Base class of position encodings: without parameters and without a maximum length unless stated."""
@@ -161,7 +164,7 @@ class RotaryPositions(nn.Module):
         super().__init__()
         self.spec, self.rotary_width = spec, int(head_width * spec.fraction)
 
-    def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, positions: Tensor) -> Rotation:
         """Return cosine and signed sine of the angles, `[N, 1, rotary width]` each, in fp32.
 
         The sine is negative in the first half: there `rotate` subtracts.
@@ -175,7 +178,7 @@ class RotaryPositions(nn.Module):
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Rotate heads `[N, H, D]`; channels beyond the rotary width are unchanged."""
     cos, sin = rotation[0].to(x.dtype), rotation[1].to(x.dtype)
     width = cos.shape[-1]

@@ -34,6 +34,8 @@ SHORT_ROW_TILES = {"BN": 32, "num_warps": 4, "num_stages": 2}
 """Options of the kernel that computes all gradients of a short row and head at once."""
 QUERY_KERNEL_OPTIONS = {"num_warps": 4, "num_stages": 3}
 """Options of the kernel that computes the gradients of queries from those of scores."""
+ROTATION_TILE = 8192
+"""Elements that a program rotates."""
 DISTANCE_BLOCK = 64
 """Queries and keys of a tile with scores of distances."""
 DISTANCE_TILES = (
@@ -104,6 +106,7 @@ def attend_tiles(
     layout: TileLayout,
     bias: Tensor | None = None,
     distances: tuple[Tensor | None, Tensor | None] = (None, None),
+    rotation: tuple[Tensor, Tensor] | tuple[None, None] = (None, None),
     *,
     causal: bool = False,
     window: int | None = None,
@@ -113,12 +116,27 @@ def attend_tiles(
     """Attend from queries `[N, H, D]` to keys and values `[M, K, D]`; `bias` is `[H, RQ, RK]`.
 
     `distances` are keys and queries `[2R, H, D]` of the distances R - 1 down to -R, for self-attention without groups,
-    window and causal mask; None leaves a term out.
+    window and causal mask; None leaves a term out. Queries and keys are rotated by `rotation`, if `can_rotate` is true.
     """
     seed = torch.randint(0, 2**31 - 1, (2,), device=q.device, dtype=torch.int32) if dropout else None
-    bias, *tables = (None if part is None else part.contiguous() for part in (bias, *distances))
+    bias, *tables = (None if part is None else part.contiguous() for part in (bias, *distances, *rotation))
     out: Tensor = _attend(q, k, v, [*layout[1:]], bias, seed, *tables, causal, window or 0, scale, dropout)[0]
     return out
+
+
+def can_rotate(q: Tensor, rotary_width: int) -> bool:
+    """Return True for queries (and keys) `[N, H, D]` that `attend_tiles` can rotate."""
+    return rotary_width == q.shape[-1] == q.stride(1) == round_up(q.shape[-1])
+
+
+def _rotate(x: Tensor, out: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate heads `[N, H, D]` from `x` to `out`, which may be `x`; with minus `sin`, back."""
+    tokens, heads, width = x.shape
+    padded_heads = triton.next_power_of_2(heads)
+    block = max(ROTATION_TILE // (padded_heads * width), 1)
+    kernels.rotate[(triton.cdiv(tokens, block),)](
+        x, out, cos, sin, x.stride(0), out.stride(0), tokens, heads, D=width, HP=padded_heads, BT=block
+    )
 
 
 @torch.library.custom_op("pretune::tiles", mutates_args=())
@@ -131,15 +149,24 @@ def _attend(
     seed: Tensor | None,
     keys: Tensor | None,
     queries: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     causal: bool,
     window: int,
     scale: float,
     dropout: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the output, and the logarithm of each softmax denominator; `layout` are the tensors of a `TileLayout`."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, the logarithm of each softmax denominator, and rotated queries and keys, if there are any.
+
+    `layout` are the tensors of a `TileLayout`.
+    """
     q_sequence, k_sequence, forward_spans, _, _ = layout
     (rows, length), (_, heads, width) = q_sequence.shape, q.shape
-    out = q.new_empty(q.shape)
+    out, rotations = q.new_empty(q.shape), _allocate_rotations(q, k, cos)
+    if cos is not None and sin is not None:
+        inputs, (q, k) = (q, k), _split_rotations(rotations, q, k)
+        for x, y in zip(inputs, (q, k), strict=True):
+            _rotate(x, y, cos, sin)
     norm = q.new_empty((rows, heads, length), dtype=torch.float32)
     blocks, terms = forward_spans.shape[1], _name_terms(keys, queries)
     tiles = DISTANCE_TILES if any(terms.values()) else _choose_tiles(length, k_sequence.shape[1])
@@ -150,13 +177,24 @@ def _attend(
         D=width, DP=round_up(width), CAUSAL=causal, WINDOW=window, BIAS=bias is not None, DROP=dropout > 0,
         **terms, **tiles[0],
     )  # fmt: skip
-    return out, norm
+    return out, norm, rotations
 
 
 @_attend.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, layout: list[Tensor], *_arguments: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, layout: list[Tensor], *tables: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows, length = layout[0].shape
-    return q.new_empty(q.shape), q.new_empty((rows, q.shape[1], length), dtype=torch.float32)
+    norm = q.new_empty((rows, q.shape[1], length), dtype=torch.float32)
+    return q.new_empty(q.shape), norm, _allocate_rotations(q, k, tables[4])
+
+
+def _allocate_rotations(q: Tensor, k: Tensor, cos: Tensor | None) -> Tensor:
+    return q.new_empty((0,) if cos is None else (q.shape[0], (q.shape[1] + k.shape[1]) * q.shape[2]))
+
+
+def _split_rotations(rotations: Tensor, q: Tensor, k: Tensor) -> list[Tensor]:
+    """Return views of rotated queries and keys with the shapes of these."""
+    sizes = [q.shape[1] * q.shape[2], k.shape[1] * k.shape[2]]
+    return [part.view(x.shape) for part, x in zip(torch.split(rotations, sizes, 1), (q, k), strict=True)]
 
 
 @torch.library.custom_op("pretune::tiles_backward", mutates_args=())
@@ -168,6 +206,8 @@ def _compute_gradients(
     seed: Tensor | None,
     keys: Tensor | None,
     queries: Tensor | None,
+    cos: Tensor | None,
+    sin: Tensor | None,
     causal: bool,
     window: int,
     scale: float,
@@ -177,7 +217,7 @@ def _compute_gradients(
     """Return the gradients of q, k and v in one tensor (k and v in a second one for a source), and those of the bias,
     and of keys and queries of the distances; they are empty if there are none.
 
-    `states` are q, k, v and both outputs of the forward pass.
+    `states` are q and k after rotation, v, output and logarithms of the forward pass.
     """
     q, k, v, out, norm = states
     q_sequence, k_sequence, _, backward_spans, key_spans = layout
@@ -237,6 +277,10 @@ def _compute_gradients(
             kernels.compute_bias_gradients[(q_blocks * k_blocks, heads, SPLITS)](
                 backward_spans, inner, sums, RQ, RK, begin, end, BM=sizes["BM"], BN=sizes["BN"], CAUSAL=causal
             )  # fmt: skip
+    if cos is not None and sin is not None:
+        for part, x in ((dq, q), (dk, k)):
+            heads_view = part.view(x.shape)
+            _rotate(heads_view, heads_view, cos, -sin)
     return first, second, sums.sum(0) if keep else sums, _fold_diagonals(dpk, RQ), _fold_diagonals(dpq, RQ)
 
 
@@ -272,18 +316,21 @@ def _allocate_gradients(q: Tensor, k: Tensor) -> tuple[bool, Tensor, Tensor]:
 
 
 def _setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-    q, k, v, layout, *tables = inputs[:8]
+    q, k, v, layout, *tables = inputs[:10]
     ctx.save_for_backward(q, k, v, *output, *layout, *tables)
-    ctx.rest = inputs[8:]
+    ctx.set_materialize_grads(False)
+    ctx.rest = inputs[10:]
 
 
-def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
-    *tensors, bias, seed, keys, queries = ctx.saved_tensors
-    states, layout, bias_needs_grad = tensors[:5], tensors[5:], ctx.needs_input_grad[4]
+def _backward(ctx: Any, g: Tensor, *_: Any) -> tuple[Any, ...]:
+    q, k, v, out, norm, rotations, *layout, bias, seed, keys, queries, cos, sin = ctx.saved_tensors
+    bias_needs_grad = ctx.needs_input_grad[4]
+    if cos is not None:
+        q, k = _split_rotations(rotations, q, k)
+    states = [q, k, v, out, norm]
     first, second, *slopes = _compute_gradients(
-        g.contiguous(), states, layout, bias, seed, keys, queries, *ctx.rest, bias_needs_grad
+        g.contiguous(), states, layout, bias, seed, keys, queries, cos, sin, *ctx.rest, bias_needs_grad
     )
-    q, k = states[:2]
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
     if second.shape[0]:
         dq, (dk, dv) = first, second.split(kv_heads * width, 1)
@@ -294,7 +341,7 @@ def _backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Any, ...]:
         None if part is None else slope.to(part.dtype) for part, slope in zip(tables, slopes, strict=True)
     )
     gradients = (dq.view(q.shape), dk.view(k.shape), dv.view(k.shape), [None] * len(layout), d_bias)
-    return *gradients, None, d_keys, d_queries, None, None, None, None
+    return *gradients, None, d_keys, d_queries, *[None] * 6
 
 
 _attend.register_autograd(_backward, setup_context=_setup_context)
