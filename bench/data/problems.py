@@ -2,15 +2,19 @@
 
     python -m bench.data.problems chain_sum FOLDER --set min_terms=2 max_terms=2 max_digits=1
     python -m bench.data.problems letter_counting FOLDER --train 2000 --ask "Answer with the number only."
+    python -m bench.data.problems needle_haystack FOLDER --choices "(?:^|\\. )(\\w+)" --set max_num_statements=5
 
-Writes train, dev and test.jsonl with the columns `question` and `answer`; no question is in two of them. Needs the
-package reasoning-gym (Apache-2.0), which nothing else here does: install it into an environment of its own.
+Writes train, dev and test.jsonl with the columns `question` and `answer`; no question is in two of them. `--choices`
+finds the possible answers in a question: the reference is then a pattern (`--reward regex`) of an answer that has the
+right one, and no other. Needs the package reasoning-gym (Apache-2.0), which nothing else here does: install it into an
+environment of its own.
 """
 
 import argparse
 import itertools
 import json
 import random
+import re
 from pathlib import Path
 
 
@@ -23,6 +27,7 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--ask", default="", help="sentence after each question")
+    parser.add_argument("--choices", help="pattern of the possible answers in a question")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of the data set, as JSON")
     options = parser.parse_args()
 
@@ -34,7 +39,11 @@ def main() -> None:
     problems: dict[str, str] = {}
     for problem in reasoning_gym.create_dataset(options.name, size=count, seed=options.seed, **settings):
         question = f"{problem['question'].strip()} {options.ask}".strip()
-        problems.setdefault(question, str(problem["answer"]))
+        answer = str(problem["answer"])
+        if options.choices:
+            others = {choice for choice in re.findall(options.choices, question) if choice != answer}
+            answer = rf"(?s)^(?!.*\b(?:{'|'.join(sorted(others))})\b).*\b{answer}\b"
+        problems.setdefault(question, answer)
     if len(problems) < sum(sizes.values()):
         parser.error(f"only {len(problems)} different problems; lower --train, or set more of them")
     options.folder.mkdir(parents=True, exist_ok=True)

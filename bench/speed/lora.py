@@ -1,18 +1,21 @@
 """LoRA and QLoRA of a decoder of 1B parameters (Llama-3.2-1B's shape, random weights) beside peft and transformers.
 
     python -m bench.speed.lora [--only LoRA] [--rounds 3] [--out FILE]
+    python -m bench.speed.lora --model SmolLM2-135M-Instruct.Q4_1.gguf --without QLoRA     # a released decoder
 
 Both sides have the same weights and train on the same texts: instructions made of dialogues, articles and questions of
 the shared data (SAMSum, XSum, SQuAD), at most 1,024 tokens. Rank 16 on all linear layers of the blocks, a bf16 base
 (QLoRA: 4 bits, NF4 with double quantization), fp32 adapters under autocast, fused AdamW, a step for every 16 rows of
 1,024 tokens. Before timing, losses of the first texts must agree. Ours packs texts into rows, compiled, as one CUDA
-graph, 16 rows at once. The peer has three variants:
+graph, 16 rows at once ("eager" is not compiled, the default of `pretune finetune`). Variants of the peer:
 
     padded              its collator: texts grouped by length, padded to the longest of 16
     packed              the rows of our side, 8 at a time, with positions that start anew for each text, from which
                         transformers makes the mask
     packed, compiled    the same by torch.compile. With the dynamic shapes of padded texts, compiling did not end within
                         four minutes (transformers 5.17, peft 0.21, torch 2.11)
+    Trainer, flattened  transformers' Trainer with DataCollatorWithFlattening: 8, 16 or 32 texts as one row, with
+                        FlashAttention 2 where it is installed, otherwise masks made from the positions
 
 Tokens per second count the tokens of texts only, over all texts; the median round counts. Memory is the peak of the
 device with the base weights. peft's QLoRA needs bitsandbytes; without it the row says so, and ours is compared with
@@ -21,6 +24,7 @@ peft's bf16 LoRA. On a CPU a tiny model in fp32 only checks that the script runs
 
 import argparse
 import gzip
+import importlib.util
 import json
 import random
 import statistics
@@ -43,6 +47,7 @@ from pretune.data.layout import lay_out
 from pretune.data.packing import pack
 from pretune.data.plan import BatchShape
 from pretune.data.sequences import Sequences, compute_offsets
+from pretune.inference.text_model import get_tokenizer
 from pretune.training.cuda_graph import CudaGraphRunner
 
 Tokens = list[int]
@@ -89,10 +94,13 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def make_texts(vocab: int, *, is_tiny: bool) -> list[Tokens]:
-    """Return the tokens of all texts, in random order."""
+def make_texts(vocab: int, model: str | None, *, is_tiny: bool) -> list[Tokens]:
+    """Return the tokens of all texts, in random order, by the tokenizer of a model or a new one."""
     texts = list(common.make_sentences(60, 12)) if is_tiny else list(read_instructions(common.find_data("tasks")))
     random.Random(0).shuffle(texts)
+    if model is not None:
+        encode = get_tokenizer(pt.load(model)).encode
+        return [encode(text) for text in texts]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "texts.txt"
         file.write_text("\n\n".join(texts), encoding="utf-8")
@@ -178,11 +186,11 @@ class Ours(Adapted):
 class Peer(Adapted):
     """The model of transformers with the adapters of peft."""
 
-    def __init__(self, folder: str, device: str, *, quantized: bool, compiles: bool) -> None:
+    def __init__(self, folder: str, device: str, *, quantized: bool, compiles: bool, attention: str = "sdpa") -> None:
         from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
         from transformers import BitsAndBytesConfig, LlamaForCausalLM
 
-        options: dict[str, Any] = {"dtype": DTYPE, "attn_implementation": "sdpa", "device_map": {"": device}}
+        options: dict[str, Any] = {"dtype": DTYPE, "attn_implementation": attention, "device_map": {"": device}}
         if quantized:
             options["quantization_config"] = BitsAndBytesConfig(
                 load_in_4bit=True,
@@ -208,6 +216,31 @@ class Peer(Adapted):
         with torch.autocast(self.device, torch.bfloat16, enabled=GPU):
             loss = self.forward(**batch).loss
         loss.backward()
+
+
+class TrainerPeer(Peer):
+    """The same, trained by the Trainer of transformers on texts that its collator joins to one row."""
+
+    def __init__(self, folder: str, device: str, texts: int) -> None:
+        has_flash = GPU and importlib.util.find_spec("flash_attn") is not None
+        attention = "flash_attention_2" if has_flash else "sdpa"
+        super().__init__(folder, device, quantized=False, compiles=False, attention=attention)
+        self.texts = texts
+
+    def run(self, steps: Sequence[Sequence[Tokens]]) -> None:
+        from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
+
+        features = [{"input_ids": text} for step in steps for text in step]
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = TrainingArguments(
+                folder, per_device_train_batch_size=self.texts, num_train_epochs=1, learning_rate=1e-4,
+                gradient_accumulation_steps=max(len(features) // len(steps) // self.texts, 1), max_grad_norm=0.0,
+                lr_scheduler_type="constant", bf16=GPU, optim="adamw_torch_fused" if GPU else "adamw_torch",
+                save_strategy="no", logging_strategy="no", report_to=[], disable_tqdm=True, use_cpu=not GPU,
+                dataloader_num_workers=2 if GPU else 0, dataloader_pin_memory=GPU,
+            )  # fmt: skip
+            collator = DataCollatorWithFlattening()
+            Trainer(model=self.model, args=arguments, train_dataset=features, data_collator=collator).train()
 
 
 def make_our_steps(rows: Rows, length: int, per_step: int, device: str) -> list[list[Batch]]:
@@ -326,13 +359,14 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=128, help="rows of 1,024 tokens in all")
     parser.add_argument("--limit", type=int, default=120, help="seconds of a row, compiling included")
     parser.add_argument("--kernels", action="store_true", help="list the longest kernels of each row")
+    parser.add_argument("--model", help="GGUF file or directory of a Llama; default: random weights")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     options = parser.parse_args()
     device, is_tiny = options.device, options.device == "cpu"
     compiles = options.compile and not is_tiny
     shape = TINY if is_tiny else LLAMA_1B
     length, per_step, micro_rows, micro_texts = (64, 4, 2, 4) if is_tiny else (1024, 16, 8, 16)
-    texts = make_texts(shape["vocab_size"], is_tiny=is_tiny)
+    texts = make_texts(shape["vocab_size"], options.model, is_tiny=is_tiny)
     rows = pack_rows(texts, length, 8 if is_tiny else options.rows)
     lengths = [len(text) for row in rows for text in row]
     result: dict[str, Any] = {}
@@ -346,12 +380,18 @@ def main() -> None:
     packed_steps = make_packed_steps(rows, length, per_step, micro_rows, device)
     padded_steps = make_padded_steps(rows, steps, micro_texts, device)
     with tempfile.TemporaryDirectory() as folder:
-        save_model(folder, shape, device)
+        save_model(folder, options.model, shape, device)
         check_losses(folder, make_our_steps(rows[:1], length, 1, device)[0][0], packed_steps, rows, length, device)
 
-        def measure_ours(method: LoRA) -> dict[str, Any]:
-            side = Ours(folder, method, device, compiles=compiles)
+        def measure_ours(method: LoRA, *, compiled: bool = True) -> dict[str, Any]:
+            side = Ours(folder, method, device, compiles=compiled and compiles)
             return measure(side, our_steps, sum(lengths), options)
+
+        def measure_trainer(texts: int) -> dict[str, Any]:
+            chosen = [text for row in rows for text in row]
+            return measure(
+                TrainerPeer(folder, device, texts), group(chosen, len(chosen) // steps), sum(lengths), options
+            )
 
         def measure_peer(*, packed: bool, quantized: bool, compiled: bool = False) -> dict[str, Any]:
             side = Peer(folder, device, quantized=quantized, compiles=compiled and compiles)
@@ -359,6 +399,10 @@ def main() -> None:
 
         sides: dict[str, Callable[[], dict[str, Any]]] = {
             "pretune LoRA": lambda: measure_ours(LoRA(rank=RANK, alpha=ALPHA, targets=TARGETS)),
+            "pretune LoRA, eager": lambda: measure_ours(LoRA(rank=RANK, alpha=ALPHA, targets=TARGETS), compiled=False),
+            "peft LoRA, Trainer, flattened 8": lambda: measure_trainer(8),
+            "peft LoRA, Trainer, flattened 16": lambda: measure_trainer(16),
+            "peft LoRA, Trainer, flattened 32": lambda: measure_trainer(32),
             "peft LoRA, padded": lambda: measure_peer(packed=False, quantized=False),
             "peft LoRA, packed": lambda: measure_peer(packed=True, quantized=False),
             "peft LoRA, packed, compiled": lambda: measure_peer(packed=True, quantized=False, compiled=True),
@@ -384,8 +428,11 @@ def main() -> None:
     common.print_result({**facts, "rows": result, "ratios": compute_differences(result)}, options.out)
 
 
-def save_model(folder: str, shape: dict[str, Any], device: str) -> None:
-    """Save a model of transformers with random weights, in bf16."""
+def save_model(folder: str, model: str | None, shape: dict[str, Any], device: str) -> None:
+    """Save a model, or one of transformers with random weights, in bf16."""
+    if model is not None:
+        pt.save(pt.load(model, dtype=DTYPE), folder)
+        return
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
