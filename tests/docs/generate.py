@@ -22,6 +22,7 @@ from pretune.objectives import OBJECTIVES
 from pretune.objectives.base import MODEL_SHAPES
 from pretune.tasks import TASKS
 from tests.docs import support
+from tests.docs.claims_page import describe_claims
 from tests.docs.study_pages import describe_states, render_pages
 
 ROOT = Path(__file__).parents[2]
@@ -138,6 +139,11 @@ def describe_study_states() -> str:
     )
 
 
+def describe_lecture_claims() -> str:
+    """Claims of the lectures, with the published results that decide them."""
+    return format_table(("", "claim", "paper", "ours", "verdict", "cost", "command"), describe_claims())
+
+
 def describe_tasks() -> str:
     """Tasks by kind, with their official metric."""
     kinds: dict[str, list[str]] = {}
@@ -211,6 +217,7 @@ BLOCKS: Mapping[str, Callable[[], str]] = {
     "tasks": describe_tasks,
     "studies": describe_studies,
     "states": describe_study_states,
+    "claims": describe_lecture_claims,
     "training": describe_training,
 }
 

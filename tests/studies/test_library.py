@@ -10,6 +10,7 @@ from pretune.cli import main
 from pretune.studies import list_study_files
 from pretune.studies.compare import CompareOptions, build_plan
 from pretune.studies.read import load_study
+from pretune.studies.spec import list_points
 
 SCALES = ("class", "gpu", "full")
 MAX_CLASS_SECONDS = 2 * 600
@@ -36,7 +37,10 @@ def test_scales_can_be_planned(name: str, scale: str) -> None:
     for claim in decidable_claims:
         for row in (claim.better, claim.worse):
             cell = next(cell for cell in plan.cells if cell.row == row)
-            members = getattr(next(m for m in plan.measures if m.name == claim.measure).quantity, "measures", ())
+            quantity: Any = next(m for m in plan.measures if m.name == claim.measure).quantity
+            members = getattr(quantity, "measures", ())
+            if line := getattr(quantity, "line", None):
+                members = (list_points(plan.measures, line)[quantity.start],)
             assert {*(members or (claim.measure,))} <= cell.readings.keys()
     if plan.budget and "seconds" not in plan.budget:
         assert plan.sum_estimates().flops > 0

@@ -8,7 +8,7 @@ import pytest
 
 import pretune as pt
 from pretune.core.config import read_record
-from pretune.core.errors import CheckpointError
+from pretune.core.errors import CheckpointError, UsageError
 from pretune.reports.study_text import format_verdict
 from pretune.studies.plan import Plan
 from pretune.studies.planner import plan_study
@@ -71,3 +71,28 @@ def test_records_have_the_scores_without_blocks(tmp_path: Path) -> None:
         blocks, accuracy = record["blocks"]["accuracy"], record["scores"]["accuracy"]
         assert record["amounts"]["test_examples"] == 120 and len(blocks) == 20
         assert sum(blocks) / 20 == pytest.approx(accuracy)
+
+
+def test_savings_along_a_curve(tmp_path: Path) -> None:
+    """The better row has with 10 the score that the other has between 10 and 20, and with 20 one it never has."""
+    curve = {"kind": "finetuned", "score": "accuracy", "curve": "table"}
+    measures: dict[str, Any] = {
+        f"{count} labels": {**curve, "x": count, "settings": {"finetune.train_examples": count}}
+        for count in (10, 20, 40)
+    }
+    for start in (10, 20):
+        measures[f"saved {start}"] = {"kind": "saving", "line": "table", "start": start, "against": "high"}
+    claims = [{**CLAIM, "measure": "saved 10", "margin": 0.2}, {**CLAIM, "measure": "saved 20", "margin": 0.9}]
+    plan = plan_study(make_study(tmp_path, seeds=3, measures=measures, claims=claims))
+    scores = {"low": {10: 0.65, 20: 0.9, 40: 0.95}, "high": {10: 0.6, 20: 0.7, 40: 0.8}}
+    records = {}
+    for step in plan.steps.values():
+        count = next(iter(getattr(step.options, "example_counts", ())), None)
+        score = scores[step.label.partition(":")[0]][count] if count else 0.0
+        records[step.key] = make_record(step, {"accuracy": score}, {}, {})
+    table = build_results(plan, records, {})["table"]
+    assert table["low"]["saved 10"]["mean"] == pytest.approx(2**0.5) and table["low"]["saved 20"]["mean"] == 2.0
+    assert table["high"]["saved 10"]["mean"] == table["high"]["saved 20"]["mean"] == pytest.approx(1.0)
+    assert [claim["outcome"] for claim in build_results(plan, records, {})["claims"]] == ["holds", "holds"]
+    with pytest.raises(UsageError, match="30"):
+        make_study(tmp_path, measures={**measures, "bad": {**measures["saved 10"], "start": 30}})

@@ -1,5 +1,6 @@
 """Rows that start from the settings of a recipe and change only what they are about."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,14 @@ import pytest
 from pretune.core.errors import UsageError
 from pretune.runs.recipes import RECIPES
 from pretune.runs.recipes.facts import TextFacts
+from pretune.runs.recipes.rules import NEW_WEIGHTS, Regularization
 from pretune.studies.compare import CompareOptions, build_plan
-from pretune.studies.plan import Plan
+from pretune.studies.plan import Plan, Step
 from pretune.studies.planner import plan_study
 from pretune.studies.recipe_base import plan_for_flops, plan_settings
 from pretune.studies.results import build_results
 from pretune.studies.study_dir import make_record
+from tests.selection import keep_quick
 from tests.studies.studies import make_study, make_tree
 
 TEXT = TextFacts(bytes=250_000_000, tokens=60_000_000)
@@ -91,14 +94,41 @@ def test_one_pre_training_decides_no_claim_about_its_loss(tmp_path: Path) -> Non
         assert build_results(plan, records, {})["claims"][0]["outcome"] == outcome
 
 
-def test_the_scale_gpu_starts_from_recipes() -> None:
-    """Masked tokens are the same pre-training in two studies, which differ in what they compare it with."""
-    plans = [
-        build_plan(CompareOptions(study=name, scale="gpu", seeds=1)) for name in ("bert-objectives", "electra-vs-mlm")
-    ]
-    first, second = [{key for key, step in plan.steps.items() if step.action == "pretrain"} for plan in plans]
-    assert len(first) == 3 and len(second) == 2 and len(first & second) == 1
-    estimates = [
-        plan.steps[key].estimate.flops for plan in plans for key in plan.steps if plan.steps[key].action == "pretrain"
-    ]
-    assert min(estimates) > 3e16 and max(estimates) < 6e16
+def find_run(study: str, row: str) -> Step:
+    """Return the pre-training of a row at the scale gpu: the last one that its cell needs."""
+    plan = plan_gpu(study)
+    cell = next(cell for cell in plan.cells if cell.row == row)
+    return [step for key in plan.list_steps([cell]) if (step := plan.steps[key]).action == "pretrain"][-1]
+
+
+@cache
+def plan_gpu(study: str) -> Plan:
+    return build_plan(CompareOptions(study=study, scale="gpu", seeds=1))
+
+
+MASKED = [("electra-vs-mlm", "MLM"), ("mlm-vs-ltr-curve", "MLM"), ("masking-rate", "30 %")]
+MASKED += [("bert-size", "large"), ("distillation", "teacher"), ("bert-objectives", "random weights")]
+NINE_MINUTES = [("history", "recipe"), ("adaptation", "LoRA"), ("pooling", "mean")]
+SHARED = [
+    *((("bert-objectives", "MLM"), other) for other in MASKED),
+    *((("labels", "pre-trained here"), other) for other in NINE_MINUTES),
+    (("history", "ELMo"), ("elmo", "ELMo")),
+    (("history", "ULMFiT"), ("ulmfit", "ULMFiT")),
+    (("bert-objectives", "LTR"), ("mlm-vs-ltr-curve", "LTR")),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), keep_quick(SHARED, *SHARED[2:]))
+def test_studies_of_the_scale_gpu_share_pretrainings(first: tuple[str, str], second: tuple[str, str]) -> None:
+    assert find_run(*first).key == find_run(*second).key
+
+
+@pytest.mark.slow
+def test_pretrainings_of_the_claims_have_the_size_of_the_plan() -> None:
+    masked, replaced = (find_run("electra-vs-mlm", row).estimate.flops for row in ("MLM", "ELECTRA"))
+    assert masked == pytest.approx(replaced, rel=0.01) and masked == pytest.approx(3e16, rel=0.02)
+    assert find_run("history", "recipe").estimate.flops == pytest.approx(1.23e17, rel=0.02)
+    settings = NEW_WEIGHTS.choose(240e6, 4.0, 512, Regularization())
+    for row in ("GPT", "BERT", "RoBERTa", "ModernBERT"):
+        options: Any = find_run("history", row).options
+        assert {path: options.overrides[path] for path in settings} == {path: settings[path][0] for path in settings}

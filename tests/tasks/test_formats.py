@@ -188,6 +188,23 @@ def test_snli_s_own_file_leaves_out_what_was_not_agreed_on(tmp_path: Path) -> No
     assert [example.label for example in examples] == [1, 0, 2, 1] * 2
 
 
+def test_squad_s_articles_are_divided(tmp_path: Path) -> None:
+    """48 articles of dev: the first 38 train beside the training set, the others are the test."""
+
+    def write(name: str, count: int) -> None:
+        paragraphs = [{"context": "In Rome.", "qas": [{"id": name, "question": "?", "answers": []}] * 2}]
+        data = {"data": [{"title": f"{name} {number}", "paragraphs": paragraphs} for number in range(count)]}
+        (tmp_path / "squad1").mkdir(exist_ok=True)
+        (tmp_path / "squad1" / name).write_text(json.dumps(data))
+
+    write("dev.json", 48)
+    write("train_subset.json", 3)
+    task = TASKS.get("squad1_articles")
+    groups = {split: [example.group for example in task.read(split, tmp_path)] for split in ("train", "test")}
+    assert groups["test"] == [f"dev.json {number}" for number in range(38, 48) for _ in range(2)]
+    assert len(groups["train"]) == 2 * (38 + 3) and not {*groups["train"]} & {*groups["test"]}
+
+
 def test_an_answer_that_is_not_where_it_should_be(tmp_path: Path) -> None:
     answer = {"text": "Rome", "answer_start": 3}
     question = {"id": "q", "question": "Where?", "answers": [answer]}

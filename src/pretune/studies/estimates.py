@@ -206,7 +206,7 @@ class Estimator:
             config = build_paper_config(
                 options.list_settings(), data, planned_tokenizer, self.device_type, {**vocab, **overrides}
             )
-            spec = catalog.convert_to_shape(config.model, config.objective.shapes)
+            spec = catalog.convert_to_shape(base or config.model, config.objective.shapes)
             flops = compute_training_flops(config, spec, planned_tokenizer, teacher)
             parameters = sum(model.params().total for model in catalog.list_models(spec))
             self._models[key] = PlannedModel(

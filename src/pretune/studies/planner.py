@@ -48,6 +48,7 @@ from pretune.studies.spec import (
     AverageScore,
     Budget,
     CostValue,
+    CurveSaving,
     FinetunedScore,
     Measure,
     Quantity,
@@ -168,7 +169,7 @@ class Planner:
 
     def _plan_measure(self, quantity: Quantity, settings: RowSettings, share: float) -> Reading | None:
         """Return the reading of one measure; None where a row has none, such as the loss of a baseline."""
-        if isinstance(quantity, AverageScore):  # of the other numbers
+        if isinstance(quantity, AverageScore | CurveSaving):  # of the other numbers
             return None
         if settings.get("baseline") is not None:
             if not isinstance(quantity, FinetunedScore) or not self._has_baseline(settings, quantity):
@@ -266,6 +267,10 @@ class Planner:
         base, teacher = (
             None if name is None else self.steps.find_spec(str(name)) for name in (options.init_from, options.teacher)
         )
+        if options.teacher is not None:  # the objective is below that of the teacher
+            overrides = {**(options.overrides or {})}
+            overrides = {path.replace("objective.", "objective.base.", 1): value for path, value in overrides.items()}
+            options = replace(options, overrides=overrides)
         options = self._set_length(options, share)
         template = replace(options, data="data", init_from=None, teacher="teacher" if options.teacher else None)
         if options.init_from is not None:  # the weights define the model

@@ -5,6 +5,7 @@ hardly a lower pre-training loss than a unigram model: a difference between mode
 says nothing about ideas.
 """
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from pretune.runs.task_options import FinetuneOptions
 from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE, TEST_EXAMPLES, UNIGRAM_LOSS
 from pretune.studies.execute import StepFailure
 from pretune.studies.plan import STEP_PREFIX, Plan, Reading, collect_inputs
-from pretune.studies.spec import MIN_SEEDS, AverageScore, Claim, CostValue, Measure
+from pretune.studies.spec import MIN_SEEDS, AverageScore, Claim, CostValue, CurveSaving, Measure, list_points
 from pretune.studies.study_dir import COST_NAMES, StepRecord
 from pretune.studies.verdicts import (
     FACTOR,
@@ -99,7 +100,37 @@ def collect_values(plan: Plan, records: Mapping[str, StepRecord]) -> Values:
             if value is not None and math.isfinite(value):
                 values.setdefault((cell.row, name), {})[cell.seed] = value
     _add_averages(plan, values)
+    _add_savings(plan, values)
     return values
+
+
+def _add_savings(plan: Plan, values: Values) -> None:
+    """Add the savings along curves, of seeds that have all points of the other row."""
+    for measure in plan.measures:
+        if isinstance(measure.quantity, CurveSaving):
+            start, points = measure.quantity.start, list_points(plan.measures, measure.quantity.line)
+            lower = next(other for other in plan.measures if other.name == points[start]).is_lower_better
+            for row in plan.rows:
+                for seed, score in values.get((row.name, points[start]), {}).items():
+                    scores = [values.get((measure.quantity.against, name), {}).get(seed) for name in points.values()]
+                    curve = [(x, y) for x, y in zip(points, scores, strict=True) if y is not None]
+                    if len(curve) == len(points):
+                        saving = find_crossing(curve, score, lower=lower) / start
+                        values.setdefault((row.name, measure.name), {})[seed] = saving
+
+
+def find_crossing(curve: Sequence[tuple[float, float]], score: float, *, lower: bool) -> float:
+    """Return the first x at which a curve of points is as good as a score, on a logarithmic axis; at most the last.
+
+    >>> round(find_crossing([(10, 0.5), (1000, 0.7)], 0.6, lower=False))
+    100
+    """
+    sign = -1.0 if lower else 1.0
+    for (x, y), (next_x, next_y) in itertools.pairwise([(curve[0][0], -sign * math.inf), *curve]):
+        if sign * next_y >= sign * score:
+            share = (score - y) / (next_y - y) if math.isfinite(y) else 1.0
+            return float(x * (next_x / x) ** share)
+    return curve[-1][0]
 
 
 def _add_averages(plan: Plan, values: Values) -> None:
@@ -186,12 +217,20 @@ def collect_runs(plan: Plan, records: Mapping[str, StepRecord]) -> StudyRuns:
 def _add_member_runs(plan: Plan, runs: StudyRuns) -> None:
     """Add the runs behind means over measures; each test set has its part of the mean."""
     for measure in plan.measures:
-        for row in plan.rows if isinstance(measure.quantity, AverageScore) else ():
-            assert isinstance(measure.quantity, AverageScore)
-            members = [(row.name, name) for name in measure.quantity.measures]
+        match measure.quantity:
+            case AverageScore(measures=names):
+                pass
+            case CurveSaving(line=line, start=start):
+                names = (list_points(plan.measures, line)[start],)
+            case _:
+                continue
+        for row in plan.rows:
+            members = [(row.name, name) for name in names]
             place, all_blocks = (row.name, measure.name), [runs.blocks.get(member, {}) for member in members]
             if keys := set().union(*(runs.pretrainings.get(member, ()) for member in members)):
                 runs.pretrainings[place] = keys
+            if isinstance(measure.quantity, CurveSaving):
+                continue
             runs.examples[place] = sum(runs.examples.get(member, 0) for member in members)
             for seed in plan.seeds:
                 if all(seed in blocks for blocks in all_blocks):

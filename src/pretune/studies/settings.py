@@ -13,7 +13,8 @@
     recipe.shape|flops                 model, tokenizer, objective and training that a recipe chooses
     evaluate.limit|calibrate|…         of `pt.evaluate`
 
-`$seed` in a value is the seed of the cell; `row:NAME` names the model of another row.
+`$seed` in a value is the seed of the cell, null removes the option of another layer, and `row:NAME` names the model of
+another row.
 """
 
 import json
@@ -118,7 +119,8 @@ class RowSettings:
             for path, value in self.values.items()
             if path.startswith(f"{section}.")
         }
-        values["budget"] = values.pop("seconds", None)
+        seconds = values.pop("seconds", None)
+        values["budget"] = float(seconds) if isinstance(seconds, int) else seconds  # as that of a budget
         if values.get("train_examples") == "all":
             del values["train_examples"]
         names = {field.name for field in fields(default)}  # type: ignore[arg-type]
@@ -191,7 +193,7 @@ def read_settings(tree: object, location: str) -> Settings:
         section, _, option = path.partition(".")
         annotation = OPTIONS.get(section, {}).get(option) if option else TOP_LEVEL[section]
         values[path] = _read_value(value, annotation)
-        if annotation is not None and not (isinstance(value, str) and SEED in value):
+        if annotation is not None and value is not None and not (isinstance(value, str) and SEED in value):
             check_record(annotation, values[path], UsageError, f"{location}: {path}", "")
     return tuple(Setting(path=path, value=value) for path, value in values.items())
 

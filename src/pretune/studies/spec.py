@@ -129,7 +129,19 @@ class AverageScore:
     measures: Annotated[tuple[str, ...], NonEmpty()]
 
 
-Quantity = ValidationScore | TextScore | TaskScore | FinetunedScore | CostValue | AverageScore
+@spec(kind="saving")
+class CurveSaving:
+    """Saving along a curve: the x at which another row reaches a row's score at `start`, relative to `start`.
+
+    The x is between the points on a logarithmic axis, and at most the last one, which is then a lower bound.
+    """
+
+    line: str  # name of the curve
+    start: Positive[float]
+    against: str  # the other row
+
+
+Quantity = ValidationScore | TextScore | TaskScore | FinetunedScore | CostValue | AverageScore | CurveSaving
 
 
 @spec(has_kind=False)
@@ -274,6 +286,10 @@ class Study:
                 check_name(f"measure '{measure.name}'", measure.quantity.measure, measures)
             for name in measure.quantity.measures if isinstance(measure.quantity, AverageScore) else ():
                 check_name(f"measure '{measure.name}'", name, measures)
+            if isinstance(measure.quantity, CurveSaving):
+                points = [f"{x:g}" for x in list_points(self.measures, measure.quantity.line)]
+                check_name(f"measure '{measure.name}', start", f"{measure.quantity.start:g}", points, noun="point")
+                check_name(f"measure '{measure.name}', against", measure.quantity.against, rows)
         check_unique("claim", [f"{claim.text} ({claim.measure})" for claim in self.claims])
         for claim in self.claims:
             place = f"claim '{claim.text[:40]}'"
@@ -333,7 +349,17 @@ class Study:
                     names.discard(measure.name)
                 case CostValue(measure=str(member)) if member not in names:
                     names.discard(measure.name)
+                case CurveSaving(line=line, start=start):
+                    points = list_points((m for m in self.measures if m.name in names), line)
+                    if start not in points or len(points) < 2:
+                        names.discard(measure.name)
         return [measure for measure in self.measures if measure.name in names]
+
+
+def list_points(measures: Iterable[Measure], line: str) -> dict[float, str]:
+    """Return the names of the measures of a curve by their x, in its order."""
+    points = {measure.x: measure.name for measure in measures if measure.curve == line and measure.x is not None}
+    return dict(sorted(points.items()))
 
 
 def check_unique(noun: str, names: Iterable[str]) -> None:

@@ -64,6 +64,7 @@ TASKS: "Registry[Task]" = Registry(
         "mpqa": "pretune.tasks.benchmarks.classification:MPQA",
         "trec": "pretune.tasks.benchmarks.classification:TREC",
         "emotion": "pretune.tasks.benchmarks.classification:EMOTION",
+        "squad1_articles": "pretune.tasks.benchmarks.question_answering:SQUAD1_ARTICLES",
         "xsum": "pretune.tasks.benchmarks.text_to_text:XSUM",
         "samsum": "pretune.tasks.benchmarks.text_to_text:SAMSUM",
         "cnndm": "pretune.tasks.benchmarks.text_to_text:CNNDM",

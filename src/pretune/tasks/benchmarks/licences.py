@@ -12,7 +12,7 @@ TASKS_BY_LICENCE: Mapping[str, str] = {
     "CC BY": "winogrande",
     "CC BY 4.0": "wnli wsc blimp lambada",
     "CC BY-SA 3.0": "boolq nq_open",
-    "CC BY-SA 4.0": "qnli snli squad1 squad2 arc arc_easy arc_challenge ud_ewt ud_ewt_dep",
+    "CC BY-SA 4.0": "qnli snli squad1 squad1_articles squad2 arc arc_easy arc_challenge ud_ewt ud_ewt_dep",
     "CC BY-NC 4.0": "anli wic",
     "CC BY-NC-SA 3.0": "sick sick_entailment",
     "CC BY-NC-ND 4.0": "samsum",

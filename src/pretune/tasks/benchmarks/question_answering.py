@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pretune.core.config import spec
 from pretune.core.errors import DataError
 from pretune.core.io.files import parse_json
 from pretune.tasks.benchmarks.readers import RowReader, build_task, list_files
@@ -66,6 +67,38 @@ SQUAD1 = Task(
     group_field="group",
 )
 """SQuAD 1.1: the span of a paragraph that answers a question (Rajpurkar et al., 2016)"""
+
+TRAIN_ARTICLES = 38
+"""Articles of SQuAD's dev split, of 48, with which `squad1_articles` trains."""
+
+
+@spec
+class ArticleReader:
+    """Reader of the articles for training or for the test: of a dev split, its first or its other ones."""
+
+    is_test: bool = False
+
+    def __call__(self, path: Path) -> Iterator[Example]:
+        numbers: dict[str | None, int] = {}
+        for example in read_squad(path):
+            number = numbers.setdefault(example.group, len(numbers))
+            if self.is_test == (path.name.startswith("dev") and number >= TRAIN_ARTICLES):
+                yield example
+
+
+SQUAD1_ARTICLES = Task(
+    name="squad1_articles",
+    kind="span",
+    metrics=("squad",),
+    splits={
+        **list_files(ArticleReader(), train="*.json"),
+        **list_files(ArticleReader(is_test=True), test="dev-v1.1.json | dev.json"),
+    },
+    folders=("squad1",),
+    template=_TEMPLATE,
+    group_field="group",
+)
+"""SQuAD 1.1 in our split: 38 articles of the dev split train too, the other 10 are the test (Rajpurkar et al., 2016)"""
 
 SQUAD2 = Task(
     name="squad2",
