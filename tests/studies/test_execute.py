@@ -382,7 +382,8 @@ def test_what_the_most_waits_for_comes_first(tmp_path: Path) -> None:
 
 def test_fine_tunings_run_beside_pretrainings_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the steps side by side are pre-trainings while others are ready; on a CPU all may be."""
-    steps = {step.action: step for step in plan_study(make_study(tmp_path, seeds=1)).steps.values()}
+    plan = plan_study(make_study(tmp_path, seeds=1))
+    steps = {step.action: step for step in plan.steps.values()}
     pretrain, finetune, data = steps["pretrain"], steps["finetune"], steps["data"]
     for running, ready, selected in (
         ([], [pretrain, finetune], pretrain),
@@ -391,16 +392,18 @@ def test_fine_tunings_run_beside_pretrainings_on_a_gpu(tmp_path: Path, monkeypat
         ([pretrain, pretrain], [pretrain], pretrain),
     ):
         assert schedule.select_step(ready, running, 2) is selected
-    assert [schedule.count_pretrainings(jobs, "cpu") for jobs in (2, 7)] == [2, 7]
+    assert [schedule.count_pretrainings(plan, jobs, "cpu") for jobs in (2, 7)] == [2, 7]
     monkeypatch.setattr(schedule, "resolve_device", lambda device: "cuda:0")
-    assert [schedule.count_pretrainings(jobs, None) for jobs in (1, 2, 7)] == [1, 1, 4]
+    assert [schedule.count_pretrainings(plan, jobs, None) for jobs in (1, 2, 7)] == [1, 1, 4]
+    large = {key: replace(step, estimate=StepEstimate(flops=2e16)) for key, step in plan.steps.items()}
+    assert [schedule.count_pretrainings(replace(plan, steps=large), jobs, None) for jobs in (1, 2, 7)] == [1, 1, 2]
 
 
 @pytest.mark.parametrize(("limit", "is_mixed"), [(2, False), (1, True)])
 def test_two_workers_mix_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, is_mixed: bool) -> None:
     """The first fine-tuning starts before the last pre-training if only one of both workers may pre-train."""
     monkeypatch.setattr(WorkerPool, "_start", lambda pool: StepWorker(None, None))  # type: ignore[arg-type]
-    monkeypatch.setattr(execute, "count_pretrainings", lambda jobs, device: limit)
+    monkeypatch.setattr(execute, "count_pretrainings", lambda plan, jobs, device: limit)
     plan = plan_study(make_study(tmp_path, seeds=3))
     pool = WorkerPool(Execution(plan, StudyDir(tmp_path), [*plan.steps], device="cpu", jobs=2), [*plan.steps])
     started: list[str] = []

@@ -9,11 +9,13 @@ import pytest
 
 import pretune as pt
 from pretune.core.errors import DivergedError
+from pretune.reports.study_text import list_costs
 from pretune.studies.actions import StepRunner
+from pretune.studies.costs import sum_costs
 from pretune.studies.execute import Execution, StepWorker, WorkerPool
 from pretune.studies.plan import ChoiceOptions, Plan, Step
 from pretune.studies.planner import plan_study
-from pretune.studies.results import build_results, sum_costs
+from pretune.studies.results import build_results
 from pretune.studies.study_dir import StepRecord, StudyDir, make_record
 from tests.studies.studies import make_study, write_study
 
@@ -164,3 +166,21 @@ def test_overrides_are_a_part_of_the_results(tmp_path: Path) -> None:
     text = (tmp_path / "out/study.md").read_text()
     assert "| finetune.steps | 3 |" in text and "--set finetune.steps=3 --set pretrain.steps=2" in text
     assert result.results["overrides"] == {"finetune.steps": "3", "pretrain.steps": "2"}
+
+
+def test_the_utilisation_is_over_the_time_in_which_any_pretraining_ran(tmp_path: Path) -> None:
+    """Two of four beside each other: 100 s of three minutes, at a tenth of the peak of an H200 in the mean."""
+    plan = plan_study(make_study(tmp_path, seeds=2))
+    pretrainings = [step for step in plan.steps.values() if step.action == "pretrain"]
+    spans = [(0.0, 40.0), (20.0, 40.0), (120.0, 20.0), (160.0, 20.0)]
+    records = make_records(plan)
+    for step, (start, seconds) in zip(pretrainings, spans, strict=True):
+        cost = {"device": "NVIDIA H200", "flops": 989e12 * 100 / 40, "seconds": seconds}
+        records[step.key] = make_record(step, {"loss": 5.0}, {"start_time": start, "total_seconds": seconds}, cost)
+    results = build_results(plan, records, {})
+    assert results["cost"]["pretrain_seconds"] == pytest.approx(100.0)
+    assert results["cost"]["pretrain_flops"] == pytest.approx(989e12 * 10)
+    assert dict(list_costs(results))["MFU over all pre-trainings"].startswith("10.0% of 989TFLOP/s; 1:40")
+    for record in records.values():  # of an earlier version
+        record["amounts"].pop("start_time", None)
+    assert "MFU over all pre-trainings" not in dict(list_costs(build_results(plan, records, {})))

@@ -118,6 +118,8 @@ class StudyCost(TypedDict):
     jobs: int
     devices: list[str]
     arithmetic_seconds: dict[str, float]  # by device
+    pretrain_flops: NotRequired[float]
+    pretrain_seconds: NotRequired[float]  # of wall-clock time, in which any pre-training ran
 
 
 class StudyRequest(TypedDict):

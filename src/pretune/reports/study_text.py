@@ -7,6 +7,7 @@ from typing import Any
 
 from pretune.core.log import format_duration, format_kilograms, format_markdown, format_number
 from pretune.reports.study_record import DecidingBudget, StudyCell, StudyClaim, StudyCost, StudyMeasure, StudyResults
+from pretune.training.cost import find_device
 
 OUTCOME_LABELS = {"undecided": "undecided at this budget"}
 OUTCOME_PLURALS = OUTCOME_LABELS | {"holds": "hold", "does not hold": "do not hold"}
@@ -232,6 +233,7 @@ def list_costs(results: StudyResults) -> list[tuple[str, str]]:
         ("steps", f"{cost['steps']:,} of {cost['planned_steps']:,}"),
         *_list_times(cost),
         ("training FLOPs", f"{format_number(cost['flops'], billion='G')}FLOP"),
+        *_list_utilisation(cost),
         ("energy", f"{cost['kwh']:.3g} kWh"),
         ("CO2e", format_kilograms(cost["co2e_kg"])),
         ("price", f"{cost['dollars']:.2f} $"),
@@ -241,6 +243,17 @@ def list_costs(results: StudyResults) -> list[tuple[str, str]]:
         note = "" if cost["devices"] == ["cpu"] else "; they share energy and price of the device"
         rows.append(("side by side", f"up to {cost['jobs']} steps{note}"))
     return rows
+
+
+def _list_utilisation(cost: StudyCost) -> Iterator[tuple[str, str]]:
+    """Yield the MFU over all pre-trainings: their FLOPs relative to the peak of the device while any of them ran."""
+    devices = [device for name in cost["devices"] if (device := find_device(name)) is not None]
+    seconds = cost.get("pretrain_seconds")
+    if len(devices) == 1 and seconds:
+        peak = devices[0].flops[devices[0].precision]
+        share = cost.get("pretrain_flops", 0.0) / (seconds * peak)
+        time_text = f"{format_duration(seconds)} with start, compilation and validation"
+        yield "MFU over all pre-trainings", f"{share:.1%} of {format_number(peak, billion='G')}FLOP/s; {time_text}"
 
 
 def _list_times(cost: StudyCost) -> Iterator[tuple[str, str]]:

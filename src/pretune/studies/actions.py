@@ -44,6 +44,8 @@ EXAMPLE_BLOCKS = 20
 """Blocks of the test examples, for the part of the variance that is due to them."""
 TEST_EXAMPLES = "test_examples"
 """Amount of a fine-tuning or a baseline: the number of examples that it is scored on."""
+START_TIME = "start_time"
+"""Amount of every step: the time of its start, in seconds since 1970."""
 UNIGRAM_LOSS = "unigram_loss"
 """Amount of a pre-training whose objective predicts tokens: the loss of a unigram model of the training data."""
 
@@ -76,7 +78,8 @@ class StepRunner:
         device = resolve_device(self.device)
         with io.translate_write_errors(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-        start, cpu_start, meter = time.monotonic(), measure_cpu_seconds(), CostMeter(lambda stats: 0.0, device)
+        meter = CostMeter(lambda stats: 0.0, device)
+        start_time, start, cpu_start = time.time(), time.monotonic(), measure_cpu_seconds()
         with meter:
             try:
                 outcome = self._call(step, folder, resume)
@@ -86,7 +89,7 @@ class StepRunner:
                 outcome = Outcome(scores={}, amounts={})  # the worst of the tries
         measured_cost = compute_cost([meter.compute_totals()], device, CostRates())
         seconds = {"total_seconds": time.monotonic() - start, "cpu_seconds": measure_cpu_seconds() - cpu_start}
-        amounts = {**seconds, **outcome.amounts}
+        amounts = {START_TIME: start_time, **seconds, **outcome.amounts}
         return make_record(step, outcome.scores, amounts, outcome.cost or measured_cost, blocks=outcome.blocks)
 
     def _call(self, step: Step, folder: Path, resume: bool) -> Outcome:

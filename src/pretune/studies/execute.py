@@ -196,7 +196,7 @@ class WorkerPool:
     def __init__(self, execution: Execution, pending: list[str]) -> None:
         self.execution, self.count = execution, len(pending)
         self.pending = sort_by_critical_path(execution.plan, pending)
-        self.max_pretrainings = count_pretrainings(execution.jobs, execution.device)
+        self.max_pretrainings = count_pretrainings(execution.plan, execution.jobs, execution.device)
         self.context = multiprocessing.get_context("spawn")
         self.workers = [self._start() for _ in range(min(execution.jobs, len(pending)))]
         self.spans: list[tuple[float, float]] = []  # start and end of finished steps

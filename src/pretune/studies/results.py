@@ -14,7 +14,6 @@ from typing import Any
 from pretune.core.config import get_kind, to_dict
 from pretune.core.errors import UsageError, suggest
 from pretune.metrics.significance import compute_interval
-from pretune.models.devices import DEVICES
 from pretune.reports.study_record import (
     BaselineComparison,
     ChosenRate,
@@ -22,13 +21,13 @@ from pretune.reports.study_record import (
     MissingCell,
     StudyCell,
     StudyClaim,
-    StudyCost,
     StudyMeasure,
     StudyResults,
     UnigramComparison,
 )
 from pretune.runs.task_options import FinetuneOptions
 from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE, TEST_EXAMPLES, UNIGRAM_LOSS
+from pretune.studies.costs import sum_costs
 from pretune.studies.execute import StepFailure
 from pretune.studies.plan import STEP_PREFIX, Plan, Reading, collect_inputs
 from pretune.studies.spec import MIN_SEEDS, AverageScore, Claim, CostValue, CurveSaving, Measure, list_points
@@ -377,37 +376,6 @@ def list_chosen_rates(plan: Plan, records: Mapping[str, StepRecord]) -> list[Cho
                 run = plan.steps[records[key]["selected_key"]]
                 choices.append({"row": cell.row, "action": run.action, "label": run.label, "factor": run.rate_factor})
     return choices
-
-
-def sum_costs(plan: Plan, records: Mapping[str, StepRecord]) -> StudyCost:
-    """Return the cost of all steps of the study; steps side by side share the energy and the price of the device."""
-    keys = [key for key, step in plan.steps.items() if key in records and step.action != "choose"]
-    costs: list[Mapping[str, Any]] = [{**records[key]["cost"]} for key in keys]
-
-    def add(name: str) -> float:
-        if name in ("seconds", "flops"):
-            return sum((float(cost[name]) for cost in costs), 0.0)
-        return sum((float(cost[name]) / (cost.get("overlap") or cost.get("jobs", 1)) for cost in costs), 0.0)
-
-    def add_amounts(name: str) -> float:
-        return sum((float(records[key]["amounts"].get(name) or 0.0) for key in keys), 0.0)
-
-    flops = add("flops")
-    return {
-        "seconds": add("seconds"),
-        "flops": flops,
-        "kwh": add("kwh"),
-        "co2e_kg": add("co2e_kg"),
-        "dollars": add("dollars"),
-        "cpu_seconds": add_amounts("cpu_seconds"),
-        "wall_seconds": add_amounts("total_seconds"),
-        "estimated_seconds": plan.sum_estimates().seconds,
-        "steps": sum(key in records for key in plan.steps),
-        "planned_steps": len(plan.steps),
-        "jobs": max((cost.get("jobs", 1) for cost in costs), default=1),
-        "devices": sorted({cost["device"] for cost in costs if cost["device"]}),
-        "arithmetic_seconds": {name: flops / device.rate for name, device in DEVICES.items()},
-    }
 
 
 def _describe_measure(measure: Measure) -> StudyMeasure:
