@@ -113,7 +113,7 @@ SHARED = [
     *((("bert-objectives", "MLM"), other) for other in MASKED),
     *((("labels", "pre-trained here"), other) for other in NINE_MINUTES),
     (("history", "ELMo"), ("elmo", "ELMo")),
-    (("history", "ULMFiT"), ("ulmfit", "ULMFiT")),
+    (("history", "ULMFiT"), ("ulmfit", "from scratch")),
     (("bert-objectives", "LTR"), ("mlm-vs-ltr-curve", "LTR")),
 ]
 

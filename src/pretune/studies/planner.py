@@ -267,10 +267,6 @@ class Planner:
         base, teacher = (
             None if name is None else self.steps.find_spec(str(name)) for name in (options.init_from, options.teacher)
         )
-        if options.teacher is not None:  # the objective is below that of the teacher
-            overrides = {**(options.overrides or {})}
-            overrides = {path.replace("objective.", "objective.base.", 1): value for path, value in overrides.items()}
-            options = replace(options, overrides=overrides)
         options = self._set_length(options, share)
         template = replace(options, data="data", init_from=None, teacher="teacher" if options.teacher else None)
         if options.init_from is not None:  # the weights define the model

@@ -130,7 +130,8 @@ class RowSettings:
             if name in names and value is not None
         }
         if section in CONFIG_SECTIONS:
-            config = {path: value for path, value in values.items() if "." in path}
+            place = "objective.base." if options.get("teacher") else "objective."  # that of a teacher is around it
+            config = {path.replace("objective.", place, 1): value for path, value in values.items() if "." in path}
             options["overrides"] = {**config, "train.seed": self.seed}
         return replace(default, **options)  # type: ignore[type-var]
 
