@@ -185,6 +185,21 @@ def test_a_refusal_ends_all_ranks(runs: Nursery, alone: Path, data: Path) -> Non
 
 
 @pytest.mark.slow
+def test_streams_of_two_ranks_are_those_of_one(runs: Nursery, data: Path, tmp_path: Path) -> None:
+    """Each rank has a part of the streams, with its part of the carried state."""
+    sizes = {"model__width": 16, "model__hidden": 24, "model__depth": 2, "data__max_length": 12}
+    rates = {f"model__{kind}_dropout": 0 for kind in ("output", "hidden", "input", "token", "weight")}
+    train = {"train__batch_tokens": 96, "train__eval_every": 4, "train__samples_every": 0}
+    one, two = (
+        arguments(data, tmp_path / out, "--steps=8", name="ulmfit-small", **sizes, **rates, **train)
+        for out in ("one", "two")
+    )
+    runs.run(one)
+    ended(runs.ranks(two), 0, 0)
+    close(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
 def test_under_torchrun(data: Path, alone: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pretune"]
     subprocess.run([*command, *still(data, tmp_path / "run")], env=ENVIRONMENT, check=True, timeout=300)
