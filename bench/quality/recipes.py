@@ -11,7 +11,7 @@ The plan has `base`, the settings of all runs, and `runs`, the changes of each. 
     budget              a time: the recipe or model is trained from `--text`, with nothing else chosen unless set
     share, files        share of each file of the text (0.04 of 28.9M words are 1.2M), and files by a part
                         of their name (default: all)
-    slots               of `--slots`, how many it takes (default 1); `alone: true` runs without others
+    slots               of `--slots`, how many it takes (default 1); `alone: true` runs without others, before them
     suite               list of settings of fine-tuning, each tried on `tasks` (default: all of bench.quality.suite), of
                         two slots each
     then                list of commands of pretune afterwards; {run} is the directory of the run
@@ -230,6 +230,7 @@ def main() -> None:
     while time.monotonic() < end:
         jobs = {job.name: job for job in list_jobs(read_plan(args.plan), args, end)}
         pending = [job for name, job in jobs.items() if name not in {*done, *failed, *running}]
+        pending.sort(key=lambda job: not job.alone)  # the others side by side, after those
         if not running and not args.wait and all(job.after is not None and job.after not in done for job in pending):
             break
         for job in pending:
