@@ -2,11 +2,12 @@
 
     python -m bench.speed.released_decoder [--model smollm2] [--new 128] [--rounds 5] [--threads 2] [--out FILE]
 
-The peer reads the dequantised weights from a directory in fp32. Ours reads the GGUF file: in fp32, the same weights,
-and as int8 (`quantize="int8"`, which rounds them again). Each side is a process that answers the same chats in turn,
-one at a time, without an end token. The fastest round counts, since other programs may run meanwhile; processor time
-is that of all threads. Memory is the peak of the process from its start: libraries, loading and prompts. In fp32 the
-tokens must be those of the peer.
+The peer reads the dequantised weights from a directory in fp32. Ours reads the GGUF file: in fp32, the same weights, as
+int8 (`quantize="int8"`, which rounds them again), and as int4, which keeps those of Q4_1. Each side is a process that
+answers the same chats in turn, one at a time, without an end token. The fastest round counts, since other programs may
+run meanwhile; processor time is that of all threads. Memory is the peak of the process from its start: libraries,
+loading and prompts. In fp32 the tokens must be those of the peer; `same_tokens` is the share before the first
+difference.
 """
 
 import argparse
@@ -25,7 +26,7 @@ QUESTIONS = (
     "Write a short story about a lighthouse keeper who finds a letter.",
     "Explain in simple words how a refrigerator keeps food cold.",
 )
-SIDES = ("transformers", "pretune", "pretune_int8")
+SIDES = ("transformers", "pretune", "pretune_int8", "pretune_int4")
 Answer = Callable[[list[int], int], list[int]]
 
 
@@ -57,12 +58,15 @@ def main() -> None:
     tokens = options.new * len(QUESTIONS)
     rates = {side: tokens / min(wall for wall, _ in values) for side, values in seconds.items()}
     processor_rates = {side: tokens / min(part for _, part in values) for side, values in seconds.items()}
-    same = [ours == theirs for ours, theirs in zip(answers["pretune"], answers["transformers"], strict=True)]
+    same = {
+        side: sum(count_equal(*pair) for pair in zip(answers[side], answers["transformers"], strict=True)) / tokens
+        for side in SIDES[1:]
+    }
     result = {
         "device": common.describe_device("cpu"),
         "threads": options.threads,
         "new": options.new,
-        "same_tokens": sum(same) / len(same),
+        "same_tokens": round_all(same, 3),
         "load_seconds": facts,
         "tokens_per_second": round_all(rates, 1),
         "tokens_per_processor_second": round_all(processor_rates, 1),
@@ -74,6 +78,11 @@ def main() -> None:
         "memory_over_transformers": round_all({side: memory[side] / memory["transformers"] for side in SIDES[1:]}, 2),
     }
     common.print_result(result, options.out)
+
+
+def count_equal(ours: list[int], theirs: list[int]) -> int:
+    """Return the number of tokens before the first difference."""
+    return next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), len(ours))
 
 
 def round_all(values: dict[str, float], digits: int) -> dict[str, float]:
@@ -130,7 +139,7 @@ def load_ours(model: str, side: str) -> tuple[Answer, list[list[int]]]:
     from pretune.inference.generation_config import GenerationConfig, GenerationTokens
     from pretune.text.chat import check_messages
 
-    decoder = pt.load(model, quantize="int8" if side == "pretune_int8" else None)
+    decoder = pt.load(model, quantize=side.partition("_")[2] or None)
     chat_model = ChatModel(decoder)
     prompts = [chat_model.fit(check_messages(chat), 0).ids for chat in build_chats()]
 

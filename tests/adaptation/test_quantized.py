@@ -1,5 +1,6 @@
 """Weight-only quantization: close to the original, exact about what it keeps, and refused where it has no meaning."""
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,16 @@ from pretune.adaptation.peft.io import save_adapter
 from pretune.adaptation.quantized import (
     FEW_ROWS,
     Linear8bit,
+    LinearInt4,
     Quantization,
+    Table8bit,
     count_bytes,
     count_parameters,
     is_quantized,
     quantize_model,
 )
 from pretune.core.errors import UsageError
+from pretune.models.families.llama import build_spec
 from pretune.models.model import build
 from tests.contracts.laws import read
 from tests.contracts.tiny import CASES, model_of, rough, text, tiny
@@ -59,6 +63,47 @@ def test_zero_rows_stay_zero() -> None:
 
 GATED = ("t5v1.1-base", "mt5-base")
 """Tiny T5 models with gated layers and random weights have an error of 0.436 with 4 bits."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="torch's kernel for int4 is for x86-64")
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_int4_keeps_weights_of_sixteen_values(rows: int) -> None:
+    layer = linear(128, 192)
+    codes = torch.randint(0, 16, (192, 4, 32), generator=torch.Generator().manual_seed(3)).float()
+    codes[..., 0], codes[..., 1] = 0, 15
+    scale, least = torch.randn(2, 192, 4, 1, generator=torch.Generator().manual_seed(4)).bfloat16().float()
+    with torch.no_grad():
+        layer.weight.copy_((codes * scale.abs() / 16 + least).flatten(1))
+    small, x = LinearInt4(layer), torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).bfloat16().float()
+    torch.testing.assert_close(small.compute_weight(), layer.weight, rtol=0.02, atol=0.02)
+    assert (small(x) - layer(x)).norm() <= 0.01 * layer(x).norm()
+
+
+def test_a_table_embeds_and_gives_logits() -> None:
+    codes = torch.randint(-127, 128, (50, 64), generator=torch.Generator().manual_seed(3), dtype=torch.int8)
+    table = nn.Parameter(Table8bit(codes, torch.linspace(0.1, 1, 50)), requires_grad=False)
+    weight, ids = codes.float() * torch.linspace(0.1, 1, 50)[:, None], torch.tensor([[3, 0], [49, 3]])
+    assert torch.equal(nn.functional.embedding(ids, table), weight[ids])
+    for rows in (1, 20):
+        x, bias = torch.randn(rows, 64, generator=torch.Generator().manual_seed(1)), torch.arange(50.0)
+        expected = nn.functional.linear(x, weight, bias)
+        assert (nn.functional.linear(x, table, bias) - expected).norm() <= 0.01 * expected.norm()
+    assert torch.equal(table + 1, weight + 1) and table.shape == (50, 64) and table.numel() == 3200
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["int4", "int8"])
+def test_decoders_of_sizes_that_suit_the_kernels(kind: Quantization, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    original = build(build_spec(width=64, heads=2, hidden=128, depth=2, vocab=300))
+    pt.save(original, tmp_path)
+    small, later = pt.load(tmp_path, quantize=kind), pt.load(tmp_path)
+    quantize_model(later, kind)
+    assert isinstance(small.tokens.weight, Table8bit) and count_bytes(small) < count_bytes(original) / 3
+    assert count_parameters(small) == count_parameters(original)
+    expected, actual, other = (torch.cat(read(model, SENTENCES)) for model in (original, small, later))
+    assert 0 < (actual - expected).norm() < (0.15 if kind == "int4" else 0.03) * expected.norm()
+    assert torch.equal(actual, other)
 
 
 @torch.no_grad()

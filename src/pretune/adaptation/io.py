@@ -168,8 +168,8 @@ def load(
     """Load a Hugging Face or pretune model directory: a model, with its task head if it has one.
 
     The base model of an adapter is loaded from the path stored with it, or from `base`. With `head="tied"` a decoder
-    that was saved without its vocabulary head gets the token table as head. `quantize` ("int8" or "nf4") reduces the
-    linear layers of the blocks to 8 or 4 bits, for inference; an adapter is merged first if it can be.
+    that was saved without its vocabulary head gets the token table as head. `quantize` ("int8", "int4", "nf4")
+    reduces the linear layers of the blocks to 8 or 4 bits, for inference; an adapter is merged first if it can be.
     """
     return _load_and_quantize(directory, _LoadOptions(base, dtype, device, head), quantize)[0]
 

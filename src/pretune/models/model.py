@@ -297,9 +297,10 @@ class LanguageModel(BatchModel):
             raise UsageError(
                 f"cache of {max(capacity, source)} tokens is too long: {self._describe_limit(longest, prefix_length)}"
             )
-        like = self.tokens.weight.detach()
-        if torch.is_autocast_enabled(like.device.type):
-            like = like.new_empty(0, dtype=torch.get_autocast_dtype(like.device.type))
+        dtype, device = self.tokens.weight.dtype, self.tokens.weight.device
+        if torch.is_autocast_enabled(device.type):
+            dtype = torch.get_autocast_dtype(device.type)
+        like = torch.empty(0, dtype=dtype, device=device)
         lengths = torch.zeros(sequences, dtype=torch.long, device=like.device)
         return KVCache(
             lengths=lengths,

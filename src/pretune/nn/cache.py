@@ -124,7 +124,7 @@ def _assign_slots(batch: Batch, layers: list[LayerCache], like: Tensor, prefix_l
 
 
 COLUMN_ALIGNMENT = 64
-"""On a CPU a step reads a multiple of this many columns."""
+"""On a CPU a step of sequences of several lengths reads a multiple of this many columns."""
 
 Rotations = Mapping[Rotary | None, tuple[Tensor, Tensor] | None]
 """Rotation of the stack's positions (key None) and of each layer's own."""
@@ -138,7 +138,7 @@ class DecodingStep:
     columns: Tensor  # [B] column of the new token
     column: int | None  # that of all sequences, if it is known and the same
     visible_columns: int | None  # that any sequence reads, as far as known; None: all
-    mask: Tensor  # visible keys [B, 1, 1, T], or their bias [B, K, H / K, T]
+    mask: Tensor | None  # visible keys [B, 1, 1, T], or their bias [B, K, H / K, T]; None: all
     rotation: tuple[Tensor, Tensor] | None
     source_mask: Tensor | None  # [B, 1, 1, S]; None without a source
 
@@ -169,7 +169,9 @@ def prepare_steps(
     if device.type == "cpu" and not torch.compiler.is_compiling():
         lengths = cache.lengths.tolist()
         visible_columns = -(-(prefix_length + max(lengths) + 1) // COLUMN_ALIGNMENT) * COLUMN_ALIGNMENT
-        column = prefix_length + lengths[0] if min(lengths) == max(lengths) else None
+        if min(lengths) == max(lengths):
+            column = prefix_length + lengths[0]
+            visible_columns = column + 1
     end = capacity if visible_columns is None else min(visible_columns, capacity)
     distance = torch.arange(-prefix_length, end - prefix_length, device=device) - cache.lengths[:, None]
     past, bias_values = distance <= 0, None if bias is None else bias(distance).transpose(0, 1)
@@ -181,6 +183,7 @@ def prepare_steps(
 
     def build_step(window: int | None, rotary: Rotary | None, kv_heads: int) -> DecodingStep:
         mask = (past if window is None else past & (distance > -window))[:, None, None]
+        reads_all = window is None and bias_values is None and column == end - 1
         if bias_values is not None:
             grouped_bias = bias_values.view(len(bias_values), kv_heads, -1, end)
             mask = grouped_bias.masked_fill(~mask, float("-inf"))
@@ -189,7 +192,7 @@ def prepare_steps(
             columns=columns,
             column=column,
             visible_columns=visible_columns,
-            mask=mask,
+            mask=None if reads_all else mask,
             rotation=rotations[rotary],
             source_mask=source_mask,
         )

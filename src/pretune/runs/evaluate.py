@@ -289,7 +289,7 @@ def evaluate(options: EvaluateOptions) -> ResultList:
         base: Directory of an adapter's base model, if it was moved.
         device: "cpu" or "cuda"; None: a GPU if available.
         precision: "float32" or "bfloat16"; None: bfloat16 on a GPU.
-        quantize: "int8" or "nf4" reduces the weights of linear layers to 8 or 4 bits.
+        quantize: "int8", "int4" or "nf4" reduces the weights of linear layers to 8 or 4 bits.
         on_progress: Called with the name of a stage and the completed share.
 
     Returns:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 DocumentUnit = Literal["auto", "file", "block", "line", "field"]
-Quantization = Literal["int8", "nf4"]
+Quantization = Literal["int8", "int4", "nf4"]
 
 BASE = Option("--base DIR", "Base model of an adapter, if it was moved.")
 BY = Option("--by", "Unit of a document.")
@@ -32,7 +32,7 @@ MODEL = Option(
 )
 OUT = Option("--out RUN", "Output directory of the run.")
 PAIR = Option("--pair COL", "Column of a second text.")
-QUANTIZE = Option("--quantize", "Reduce the weights of linear layers to 8 or 4 bits (int8, nf4).")
+QUANTIZE = Option("--quantize", "Reduce the weights of linear layers to 8 or 4 bits (int8, int4, nf4).")
 RESUME = Option("--resume", "Resume the unfinished run in --out.")
 SET = Option("--set PATH=VALUE", "", kind=list[str], parse=parse_assignments, suffix="=")
 TASK_DATA = Option("--data DIR", "Directory of task data (default: $PRETUNE_DATA).")

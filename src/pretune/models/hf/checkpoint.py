@@ -4,6 +4,7 @@ Everything is checked before weights are allocated: the config against the suppo
 in the safetensors headers against the spec.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -98,8 +99,10 @@ def load(
     spec = model.spec
     check_memory(spec, dtype, device)
     sizes, is_mapped = {name: tensor.shape for name, tensor in iterate_weights(model)}, not is_gguf(folder)
+    # NOTE: large tensors first, which need the most memory while they are read.
     present = sorted(
-        (move for move in moves if move.tensor_name in tensors), key=lambda move: tensors[move.tensor_name].file
+        (move for move in moves if move.tensor_name in tensors),
+        key=lambda move: (tensors[move.tensor_name].file, -math.prod(tensors[move.tensor_name].shape)),
     )
     for move, value in zip(
         present, tensor_files.read_tensors(tensors[move.tensor_name] for move in present), strict=True

@@ -127,8 +127,8 @@ def predict_run(
     """Predict texts, pairs of texts, or mappings with fields by a fine-tuned run; one prediction each, in order.
 
     Several runs of one task are an ensemble: the mean of their probabilities, or the answer that most of them give.
-    `task` selects a task of a multi-task run; `base` is the base model of an adapter; `quantize` ("int8", "nf4")
-    reduces the weights. For repeated calls, use `FinetunedRun.open`.
+    `task` selects a task of a multi-task run; `base` is the base model of an adapter; `quantize` ("int8", "int4",
+    "nf4") reduces the weights. For repeated calls, use `FinetunedRun.open`.
     """
     finetuned_run = open_runs(run, device=device, base=base, quantize=quantize)
     return (finetuned_run if task is None else finetuned_run.select_task(task)).predict(inputs)
