@@ -112,8 +112,6 @@ NINE_MINUTES = [("history", "recipe"), ("adaptation", "LoRA"), ("pooling", "mean
 SHARED = [
     *((("bert-objectives", "MLM"), other) for other in MASKED),
     *((("labels", "pre-trained here"), other) for other in NINE_MINUTES),
-    (("history", "ELMo"), ("elmo", "ELMo")),
-    (("history", "ULMFiT"), ("ulmfit", "from scratch")),
     (("bert-objectives", "LTR"), ("mlm-vs-ltr-curve", "LTR")),
 ]
 

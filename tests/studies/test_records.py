@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import pretune as pt
-from pretune.core.errors import DivergedError
+from pretune.core.errors import DivergedError, UsageError
 from pretune.reports.study_text import list_costs
 from pretune.studies.actions import StepRunner
 from pretune.studies.costs import sum_costs
@@ -184,3 +184,20 @@ def test_the_utilisation_is_over_the_time_in_which_any_pretraining_ran(tmp_path:
     for record in records.values():  # of an earlier version
         record["amounts"].pop("start_time", None)
     assert "MFU over all pre-trainings" not in dict(list_costs(build_results(plan, records, {})))
+
+
+def test_rows_run_one_after_the_other(tmp_path: Path) -> None:
+    """The cells of one row, then of all: the steps of the first are not run again."""
+    measures = {"loss": {"kind": "validation"}}
+    file = write_study(tmp_path, seeds=1, measures=measures, claims=[])
+    with pytest.raises(UsageError, match="lows"):
+        pt.compare(file, out=tmp_path / "out", row=["lows"])
+    first = pt.compare(file, out=tmp_path / "out", row=["low"])
+    assert first.table["low"]["loss"] > 0 and "loss" not in first.table["high"]
+    times = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/steps").glob("*.json")}
+    whole = pt.compare(file, out=tmp_path / "out")
+    assert whole.table["low"] == first.table["low"] and whole.table["high"]["loss"] > 0
+    assert (
+        times.items()
+        <= {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out/steps").glob("*.json")}.items()
+    )

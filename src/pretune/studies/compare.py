@@ -26,6 +26,7 @@ from pretune.studies.read import load_study
 from pretune.studies.results import build_results
 from pretune.studies.schedule import choose_jobs, list_shard_cells, parse_shard
 from pretune.studies.settings import read_settings
+from pretune.studies.spec import check_name
 from pretune.studies.study_dir import StudyDir
 from pretune.training.distributed import resolve_device
 
@@ -91,6 +92,7 @@ def compare(options: CompareOptions) -> StudyResult:
         seeds: Number of seeds; None: that of the scale.
         jobs: Steps that run side by side; None: by the memory of the GPU, on a CPU one per core.
         shard: "i/n" runs only the cells of shard i of n; the directories are combined by `merge`.
+        row: Rows whose cells are run; none: all.
         merge: Directories of shards whose results are combined in `out`; nothing is run.
         share: Directories of other studies, whose finished steps with the same key are not run again.
         overrides: Settings of all rows by path, such as {"pretrain.train.lr": 1e-3}.
@@ -132,6 +134,10 @@ def run_plan(plan: Plan, options: CompareOptions) -> StudyResult:
     if plan.missing and not options.merge:
         raise DataError(f"missing {plan.missing[0]}")
     cells = plan.cells if options.shard is None else list_shard_cells(plan, *parse_shard(options.shard))
+    for name in options.row:
+        check_name("--row", name, [row.name for row in plan.rows], "row")
+    if options.row:
+        cells = [cell for cell in cells if cell.row in options.row]
     study_dir = StudyDir(require_out(options.out), options.share)
     study_dir.check_free()
     data = None if options.data is None else os.fspath(options.data)
@@ -149,7 +155,7 @@ def run_plan(plan: Plan, options: CompareOptions) -> StudyResult:
             study_dir.write_plan(plan)
             execution.jobs = choose_jobs(plan, options.device) if options.jobs is None else options.jobs
             execution.run()
-        return _write_results(plan, study_dir, execution, is_part=options.shard is not None)
+        return _write_results(plan, study_dir, execution, is_part=options.shard is not None or bool(options.row))
 
 
 def _write_results(plan: Plan, study_dir: StudyDir, execution: Execution, *, is_part: bool) -> StudyResult:

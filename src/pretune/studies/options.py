@@ -32,6 +32,9 @@ class CompareOptions(Options):
         "--jobs N", "Steps that run side by side (default: by the memory of the GPU; one per core on a CPU)."
     )
     shard: str | None = option("--shard I/N", "Run only the cells of one of N shards, each with its own --out.")
+    row: Sequence[str] = option(
+        "--row NAME", "Run only the cells of this row; others are for another run. Repeatable.", default=()
+    )
     merge: Sequence[StrPath] = option(
         "--merge DIR", "Combine the --out of a shard into --out; runs nothing. Repeatable.", default=()
     )
