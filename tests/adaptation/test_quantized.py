@@ -17,6 +17,7 @@ from pretune.adaptation.quantized import (
     LinearInt4,
     Quantization,
     Table8bit,
+    _quantize_linear,
     count_bytes,
     count_parameters,
     is_quantized,
@@ -77,6 +78,11 @@ def test_int4_keeps_weights_of_sixteen_values(rows: int) -> None:
     small, x = LinearInt4(layer), torch.randn(rows, 128, generator=torch.Generator().manual_seed(1)).bfloat16().float()
     torch.testing.assert_close(small.compute_weight(), layer.weight, rtol=0.02, atol=0.02)
     assert (small(x) - layer(x)).norm() <= 0.01 * layer(x).norm()
+
+
+def test_int4_is_int8_where_there_is_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert isinstance(_quantize_linear(linear(128, 192), "int4"), Linear8bit)
 
 
 def test_a_table_embeds_and_gives_logits() -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 from tests.nn.interpreted import CUDA, DEVICE, MARKS, able, elsewhere, passes  # isort: split
 
 from pretune.nn import tiles as module
+from pretune.nn.attention import Attention
+from pretune.nn.attention_backends import can_backend_rotate
+from pretune.nn.attention_mask import AttentionContext
 from pretune.nn.positions import Rotary, rotate
 from pretune.nn.tiles import attend_tiles, build_layout
 
@@ -165,7 +168,7 @@ def _bits(index: Tensor, seed: Tensor) -> Tensor:
 
 @elsewhere
 def test_by_the_interpreter() -> None:
-    passes(__file__, len(CASES) + 3, "-k", "not sides")
+    passes(__file__, len(CASES) + 4, "-k", "not sides")
 
 
 @able
@@ -203,6 +206,26 @@ def test_parts_of_one_product(apart: bool) -> None:
         out = attend_tiles(q, k, v, where, scale=SCALE)
         actual.append((out, *torch.autograd.grad(out, both[: 1 + apart], slope.contiguous() if whole else slope)))
     assert all(torch.equal(one, other) for one, other in zip(*actual, strict=True))
+
+
+@able
+def test_a_layer_leaves_its_rotation_to_the_kernel() -> None:
+    torch.manual_seed(0)
+    rows, length = 2, 24
+    layer = Attention(heads=2, bias=False).build(width=32).to(DEVICE, DTYPE)
+    x = torch.randn(rows * length, 32).to(DEVICE, DTYPE).requires_grad_()
+    sequence = torch.arange(length).div(9, rounding_mode="floor").repeat(rows).to(DEVICE)
+    positions = (torch.arange(rows * length) % length).to(DEVICE)
+    cos, sin = Rotary().build(width=32, heads=2, head_width=16)(positions)
+    rotation, row_ids = (cos.to(DTYPE), sin.to(DTYPE)), sequence.view(rows, 1, length, 1)
+    where, seen = build_layout(sequence, None, rows), row_ids == row_ids.transpose(2, 3)
+    tiles = AttentionContext(backend="tiles", rows=rows, blocks=where, rotation=rotation)
+    eager = AttentionContext(backend="eager", rows=rows, mask=seen, rotation=rotation)
+    assert can_backend_rotate(layer.project(x, None)[0], tiles, rotation)
+    outs = [layer(x, context)[0] for context in (tiles, eager)]
+    results = [(out, *torch.autograd.grad(out.square().sum(), (x, *layer.parameters()))) for out in outs]
+    for actual, expected in zip(*results, strict=True):
+        assert (actual - expected).norm() < (1e-5 if torch.float32 == DTYPE else 2e-2) * expected.norm()
 
 
 class Started:

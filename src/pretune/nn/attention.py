@@ -125,7 +125,7 @@ class MultiHeadAttention(nn.Module):
         """Attend within `x`, or from `x` to `source`; writes keys and values to `cache`, if given."""
         q, k, v = self.project(x, source)
         rotation = context.rotation if source is None else None
-        if rotation is not None and (cache is not None or not can_backend_rotate(q, k, context, rotation)):
+        if rotation is not None and (cache is not None or not can_backend_rotate(q, context, rotation)):
             q, k, rotation = rotate(q, rotation), rotate(k, rotation), None
         if cache is not None:
             cache.fill(k, v)

@@ -37,7 +37,7 @@ def attend(
     return _TABLE[context.backend](q, k, v, context, scale, dropout)
 
 
-def can_backend_rotate(q: Tensor, k: Tensor, context: AttentionContext, rotation: Rotation) -> bool:
+def can_backend_rotate(q: Tensor, context: AttentionContext, rotation: Rotation) -> bool:
     """Return True if the backend rotates queries and keys itself, faster than compiled code does."""
     if context.backend != "tiles" or context.distances is not None:
         return False
