@@ -1,6 +1,6 @@
 """CoVe (McCann et al., 2017): the encoder of a translator, frozen, below a scalar mix and a BiLSTM.
 
-    PRETUNE_DATA=FOLDER python -m bench.quality.cove DIR [--budget 5m] [--task sst2] [--examples 1000] [--seeds 3]
+    PRETUNE_DATA=FOLDER python -m bench.quality.cove DIR [--budget 5m] [--task sst2] [--examples 1000] [--seeds 3] [--width 64]
 
 An encoder-decoder translates English captions to German (Multi30k, 29,000 pairs). Its encoder becomes a model of its
 own (`extract_encoder`), whose layers a task reads (`--method scalar-mix`). Beside it: the same encoder with random
@@ -18,10 +18,7 @@ from bench import common
 from pretune.adaptation.surgery import extract_encoder
 from pretune.models.model import build
 
-MODEL = {"model.width": 64, "model.depth": 2, "model.heads": 2, "model.hidden": 256}
 TRAIN = {
-    "train.lr": 4e-3,
-    "train.batch_tokens": 2048,
     "train.samples_every": 0,
     "train.eval_tokens": 8000,
     "data.max_length": 48,
@@ -35,7 +32,14 @@ FINETUNE = {
 VOCAB = 4000
 
 
-def pretrain_translator(folder: Path, budget: str) -> Path:
+def choose_size(width: int) -> dict[str, object]:
+    """Return the settings of a translator: deeper, in larger batches and at a lower rate if it is wide."""
+    layers = {"model.width": width, "model.depth": 2 + width // 256, "model.heads": max(2, width // 64)}
+    batch = {"train.batch_tokens": 32 * width, "train.lr": 4e-3 * (64 / width) ** 0.5}
+    return {**layers, "model.hidden": 4 * width, **batch}
+
+
+def pretrain_translator(folder: Path, budget: str, width: int) -> Path:
     """Prepare the captions, train the translator, and save its encoder and one with random weights."""
     captions = common.find_data("corpora/multi30k")
     pair = f"pair:{captions}/train.en.xz,{captions}/train.de.xz"
@@ -47,7 +51,13 @@ def pretrain_translator(folder: Path, budget: str) -> Path:
     data = pt.prepare([pair], tokenizer=folder / "tok", valid=[valid], out=folder / "data")
     run = folder / "translator"
     pt.pretrain(
-        "t5-table", data=data, objective="supervised", out=run, budget=budget, resume=True, overrides={**MODEL, **TRAIN}
+        "t5-table",
+        data=data,
+        objective="supervised",
+        out=run,
+        budget=budget,
+        resume=True,
+        overrides={**choose_size(width), **TRAIN},
     )
     translator = pt.load(run)
     pt.save(extract_encoder(translator), folder / "encoder", overwrite=True)
@@ -66,9 +76,10 @@ def main() -> None:
     parser.add_argument("--task", default="sst2")
     parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
-    run = pretrain_translator(args.folder, args.budget)
+    run = pretrain_translator(args.folder, args.budget, args.width)
     rows: dict[str, list[float]] = {}
     for seed in range(args.seeds):
         for name in ("encoder", "random"):
