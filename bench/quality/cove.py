@@ -1,6 +1,7 @@
 """CoVe (McCann et al., 2017): the encoder of a translator, frozen, below a scalar mix and a BiLSTM.
 
-    PRETUNE_DATA=FOLDER python -m bench.quality.cove DIR [--budget 5m] [--task sst2] [--examples 1000] [--seeds 3] [--width 64]
+    PRETUNE_DATA=FOLDER python -m bench.quality.cove DIR [--budget 5m] [--task sst2] [--examples 1000] [--seeds 3]
+                                                         [--width 64]
 
 An encoder-decoder translates English captions to German (Multi30k, 29,000 pairs). Its encoder becomes a model of its
 own (`extract_encoder`), whose layers a task reads (`--method scalar-mix`). Beside it: the same encoder with random
