@@ -39,7 +39,7 @@ TABLES = ("tokens", "head")
 """Modules of a model whose weight has a row for each token."""
 INT4_GROUP = 32
 """Inputs of an output that share a scale in int4."""
-ROUNDED_ROWS = 4096
+ROUNDED_ROWS = 1024
 """Rows of a weight that are rounded at a time."""
 KERNEL_INPUTS = 64
 """Inputs of a layer must be a multiple of this for torch's kernel in bfloat16."""
@@ -193,11 +193,12 @@ def _quantize_table(model: LanguageModel, path: str) -> None:
 
 def _round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes of a weight `[out, in]` and the scale of each row."""
-    codes, scales = list[Tensor](), list[Tensor]()
-    for part in torch.split(weight, ROUNDED_ROWS):  # NOTE: a table rounded as a whole needs three times its memory
-        scales.append(part.abs().amax(1) / 127)
-        codes.append(torch.round(part / torch.where(scales[-1] > 0, scales[-1], 1.0)[:, None]).to(torch.int8))
-    return torch.cat(codes), torch.cat(scales)
+    # NOTE: a part's temporaries are freed before the next ones: a list of results between them would spread the heap.
+    codes, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
+    for rows, target, scale in zip(*(part.split(ROUNDED_ROWS) for part in (weight, codes, scales)), strict=True):
+        torch.div(rows.abs().amax(1), 127, out=scale)
+        target.copy_(torch.round(rows / torch.where(scale > 0, scale, 1.0)[:, None]))
+    return codes, scales
 
 
 def _multiply(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
