@@ -20,6 +20,7 @@ from pretune.adaptation.heads.token import Generation
 from pretune.adaptation.preference import DPO, IPO, KTO, ORPO, PreferenceLoss, PreferenceObjective, SimPO
 from pretune.core.errors import UsageError
 from pretune.core.types import Loss
+from pretune.data.sequences import share_prompts
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example
@@ -97,11 +98,19 @@ def test_losses_are_those_of_the_papers(kind: PreferenceLoss, tmp_path_factory: 
     assert int(loss.count) == len(EXAMPLES) and loss.correct is not None
 
 
-def gradients(kind: PreferenceLoss, size: int, parts: int) -> tuple[Tensor, list[Tensor]]:
+def share(items: Items) -> Items:
+    sequences, owners = share_prompts(items.sequences, 2)
+    rows = items.examples[owners]
+    return replace(items, sequences=sequences, examples=rows, sizes=np.bincount(rows))
+
+
+def gradients(
+    kind: PreferenceLoss, size: int, parts: int, items: Items | None = None
+) -> tuple[Tensor, list[Tensor]]:
     """The loss of all examples, and the gradients of the vocabulary's and a layer's weights."""
     objective, body = PreferenceObjective(kind), model()
     parameters = [body.model.tokens.weight, next(body.model.decoder.parameters())]
-    stream = TaskStream(encode(), batch=size, seed=3)
+    stream = TaskStream(items or encode(), batch=size, seed=3)
     batches = [stream.batch(step, part=part, parts=parts) for step in stream.steps(0) for part in range(parts)]
     totals: dict[str, Any] = {}
     for batch in batches:
@@ -114,6 +123,14 @@ def gradients(kind: PreferenceLoss, size: int, parts: int) -> tuple[Tensor, list
 @given(st.sampled_from(LOSSES), st.integers(1, 4), st.integers(1, 3))
 def test_packing_and_accumulation_change_nothing(kind: PreferenceLoss, size: int, parts: int) -> None:
     torch.testing.assert_close(gradients(kind, size, parts), gradients(kind, 4, 1), rtol=1e-4, atol=1e-6)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.sampled_from(LOSSES), st.integers(1, 4), st.integers(1, 3))
+def test_shared_prompts_change_nothing(kind: PreferenceLoss, size: int, parts: int) -> None:
+    shared = share(encode())
+    assert len(shared.sequences.tokens) < len(encode().sequences.tokens) and set(shared.sizes) == {3}
+    torch.testing.assert_close(gradients(kind, size, parts, shared), gradients(kind, 4, 1), rtol=1e-4, atol=1e-5)
 
 
 @settings(max_examples=20, deadline=None)

@@ -227,6 +227,28 @@ def test_cases_hold_what_they_should() -> None:
     assert packed.rows < len(MIXED) and {"sdpa", "varlen"} < set(CASES["causal-whole"].backends)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("backend", ["rows", "eager", "flex"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_sequences_that_continue_another(backend: Any) -> None:
+    """They attend to it and to themselves: as if each were written out."""
+    shared = pt.batch([[0] * size for size in (4, 3, 2, 1, 5, 2)], row=10)  # the second and third continue the first
+    parents = torch.arange(shared.cells)
+    parents[1] = parents[2] = 0
+    copies = torch.tensor([*range(7), *range(4), *range(7, 9)])
+    whole = pt.batch([[0] * size for size in (7, 6)], row=7)
+    states = torch.randn(3, len(shared.tokens), HEADS, 8, generator=torch.Generator().manual_seed(1))
+
+    def run(batch: pt.Batch, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        context = build_context(batch, batch, MaskSpec(causal=True), backend, q.dtype)
+        return attend(q, k, v, context, scale=SCALE, dropout=0.0)[0]
+
+    expected = run(whole, *torch.nn.functional.pad(states[:, copies], (0, 0, 0, 0, 0, 1)))[:13]
+    actual = run(replace(shared, parents=parents), *states)
+    torch.testing.assert_close(actual[copies], expected)
+    torch.testing.assert_close(actual[10:], run(shared, *states)[10:])  # the other row
+
+
 def test_weights_are_told() -> None:
     inputs = Inputs(CASES["grouped-alibi"])
     view = MaskSpec(causal=True, bias=inputs.bias)

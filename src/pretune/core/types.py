@@ -62,6 +62,7 @@ class Batch:
     prefix: Tensor | None = None  # [C] length of the prefix with bidirectional attention
     order: Tensor | None = None  # [N] factorisation rank
     view: Tensor | None = None  # [C] mask kind
+    parents: Tensor | None = None  # [C] cell of the sequence that one continues and may attend to; its own: of none
     blanks: Tensor | None = None  # [N] index of the masked span of a token, -1 outside
     labels: Tensor | None = None  # [C], or [C, K] for K labels that exclude no other
     teacher_logits: Tensor | None = None  # [C, K] or [N, K] of a teacher's head

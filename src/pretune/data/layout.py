@@ -82,8 +82,11 @@ class _SideLayout:
         self.is_full = len(row) == rows and bool((lengths == room).all())
 
     def build_batch(self, sequences: Sequences, slots: int | None, source: Batch | None = None) -> Batch:
-        offsets = compute_offsets(self.size)
-        positions = np.arange(self.rows * self.room) - np.repeat(offsets[:-1], self.size)
+        offsets, parents = compute_offsets(self.size), np.arange(self.cells)
+        if sequences.parents is not None:
+            parents[self.cell] -= sequences.parents
+        starts = offsets[:-1] - np.where(parents < np.arange(self.cells), self.size[parents], 0)
+        positions = np.arange(self.rows * self.room) - np.repeat(starts, self.size)
         positions[~self.is_token] = 0
         return Batch(
             tokens=torch.from_numpy(self._spread(sequences.tokens, 0)),
@@ -101,6 +104,7 @@ class _SideLayout:
             chunks=self._place_cells(sequences.chunks, 0),
             prefix=self._place_cells(sequences.prefix, 0),
             view=self._place_cells(sequences.view, 0),
+            parents=None if sequences.parents is None else torch.from_numpy(parents),
             labels=self._place_cells(sequences.labels, IGNORE_INDEX),
             teacher_logits=self._place_any(sequences.token_logits, sequences.sequence_logits),
             features=self._place_any(sequences.token_features, sequences.sequence_features),

@@ -57,7 +57,7 @@ PER_TOKEN = (
     *("token_logits", "token_features"),
 )
 PER_SEQUENCE = (
-    *("samples", "epochs", "sources", "sides", "chunks", "prefix", "view", "labels"),
+    *("samples", "epochs", "sources", "sides", "chunks", "prefix", "view", "parents", "labels"),
     *("sequence_logits", "sequence_features"),
 )
 """Fields of `Sequences` with one value per token, and with one value per sequence."""
@@ -88,6 +88,7 @@ class Sequences:
     chunks: Ints | None = None  # [S] index of the sequence among those of its document
     prefix: Ints | None = None  # [S] length of the prefix with bidirectional attention
     view: Ints | None = None  # [S] mask kind
+    parents: Ints | None = None  # [S] number of sequences back to the one that it continues, 0 for none
     labels: Ints | None = None  # [S] label of the sequence, IGNORE_INDEX for none; [S, K] for several
     token_logits: NDArray[np.float32] | None = None  # [T, K] of a teacher
     sequence_logits: NDArray[np.float32] | None = None  # [S, K] of a teacher
@@ -125,8 +126,11 @@ class Sequences:
 
     def take(self, selection: Ints) -> "Sequences":
         """Return the selected sequences, in the order of the selection."""
-        lengths = self.lengths[selection]
-        index = spread(self.offsets[:-1][selection], lengths)
+        return self.cut(selection, np.zeros_like(selection), self.lengths[selection])
+
+    def cut(self, selection: Ints, starts: Ints, lengths: Ints) -> "Sequences":
+        """Return a part of each selected sequence, from a token on; only whole ones may have a source."""
+        index = spread(self.offsets[:-1][selection] + starts, lengths)
         parts: dict[str, Any] = {"offsets": compute_offsets(lengths)}
         for name, rows in [*((name, index) for name in PER_TOKEN), *((name, selection) for name in PER_SEQUENCE)]:
             value: NDArray[Any] | None = getattr(self, name)
@@ -139,6 +143,44 @@ class Sequences:
         values = {name: getattr(self, name) for name in PER_TOKEN}
         parts: dict[str, Any] = {name: None if value is None else value[index] for name, value in values.items()}
         return replace(self, offsets=compute_offsets(lengths), **parts)
+
+
+PROMPT = -1
+"""Mark of a part that others continue."""
+
+
+def share_prompts(sequences: Sequences, group: int) -> tuple[Sequences, Ints]:
+    """Return groups of sequences as one more sequence each, what all read before the first target, and what is left.
+
+        a b c D E | a b c F          share_prompts(…, 2)          a b | c D E | c F          targets of c, D: D, E
+
+    The last token before the answers stays with each, since its targets differ. Positions go on from the prompt. Also
+    return the sequence that each is a part of.
+    """
+    assert sequences.targets is not None
+    rows, offsets = list[tuple[int, int, int, int]](), sequences.offsets.tolist()
+    for first in range(0, len(sequences), group):
+        spans = [slice(*offsets[row : row + 2]) for row in range(first, first + group)]
+        size = min(span.stop - span.start for span in spans) - 1
+        tokens, targets = (
+            np.stack([part[span][:size] for span in spans]) for part in (sequences.tokens, sequences.targets)
+        )
+        is_shared = (tokens == tokens[0]).all(0) & (targets == IGNORE_INDEX).all(0)
+        size = int(np.append(is_shared, False).argmin())
+        rows += [(first, 0, size, PROMPT)] if size else []
+        rows += [
+            (first + i, size, span.stop - span.start - size, (i + 1) * bool(size)) for i, span in enumerate(spans)
+        ]
+    owners, starts, lengths, parents = np.array(rows, dtype=np.int64).reshape(-1, 4).T
+    parts, is_prompt = sequences.cut(owners, starts, lengths), parents == PROMPT
+    labels, logits = parts.labels, parts.sequence_logits
+    parts = replace(
+        parts,
+        parents=np.where(is_prompt, 0, parents),
+        labels=None if labels is None else np.where(is_prompt, IGNORE_INDEX, labels),
+        sequence_logits=None if logits is None else np.where(is_prompt[:, None], np.float32(0), logits),
+    )
+    return parts, owners
 
 
 def join(parts: Sequence[Sequences]) -> Sequences:

@@ -255,14 +255,24 @@ def _build_text_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec, distance:
         in_prefix = _is_in_prefix(keys, queries.prefix).view(queries.rows, 1, 1, -1)
     if _has_mask_kinds(queries, keys):
         mask_kind = _get_mask_kinds(queries).view(queries.rows, 1, -1, 1)
-    return may_attend(
+    mask = may_attend(
         q_sequence, k_sequence, distance, in_prefix, mask_kind, causal=mask_spec.causal, window=mask_spec.window
     )
+    parents = _find_parents(queries)  # NOTE: they are before their children; no window or bias may count columns
+    return mask if parents is None else mask | (parents.view(queries.rows, 1, -1, 1) == k_sequence)
 
 
 def _has_mask_kinds(queries: Batch, keys: Batch) -> bool:
     """Return True if sequences have their own masks; only in self-attention, a source is fully visible."""
     return queries is keys and queries.view is not None
+
+
+def _find_parents(side: Batch) -> Tensor | None:
+    """Return the cell that each token's sequence continues, or -2 `[N]`; None if no sequence continues another."""
+    if side.parents is None:
+        return None
+    cells = side.parents[side.sequence.clamp(min=0)]
+    return torch.where(cells == side.sequence, -2, cells)
 
 
 def _get_mask_kinds(side: Batch) -> Tensor:
@@ -288,6 +298,7 @@ def _build_block_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Any:
     k_sequence = keys.sequence.view(queries.rows, -1)
     prefix = None if queries.prefix is None else _is_in_prefix(keys, queries.prefix).view(queries.rows, -1)
     mask_kinds = _get_mask_kinds(queries).view(queries.rows, -1) if _has_mask_kinds(queries, keys) else None
+    parents = None if (cells := _find_parents(queries)) is None else cells.view(queries.rows, -1)
     positions = queries.positions.view(queries.rows, -1)
     prefix_length, causal, window = mask_spec.prefix_length, mask_spec.causal, mask_spec.window
 
@@ -299,7 +310,7 @@ def _build_block_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Any:
         return is_visible | (~first & text(row, q, (k - prefix_length).clamp(min=0)))
 
     def text(row: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return may_attend(
+        is_visible = may_attend(
             q_sequence[row, q],
             k_sequence[row, k],
             k - q,
@@ -308,6 +319,7 @@ def _build_block_mask(queries: Batch, keys: Batch, mask_spec: MaskSpec) -> Any:
             causal=causal,
             window=window,
         )
+        return is_visible if parents is None else is_visible | (parents[row, q] == k_sequence[row, k])
 
     make = create_block_mask if queries.tokens.device.type == "cpu" else torch.compile(create_block_mask)
     return make(rule, queries.rows, None, queries.length, keys.length + prefix_length, device=queries.tokens.device)

@@ -137,6 +137,12 @@ class Stack:
         return [self.blocks[i % len(self.blocks)] for i in range(self.share or self.depth)]
 
     @property
+    def counts_columns(self) -> bool:
+        """True if attention depends on the columns between two tokens of a row: by a window, or a bias."""
+        has_window = any(block.attention.window is not None for block in self.blocks)
+        return has_window or (self.position is not None and self.position.mechanism not in ("rotation", "input"))
+
+    @property
     def layer_indices(self) -> list[int]:
         """Index into `layers` for each of the `depth` layers."""
         size = self.group_size
@@ -350,7 +356,7 @@ class TransformerStack(LayerStack[TransformerBlock]):
             length=max(queries.length, keys.length),
             bias=mask_spec.bias is not None,
             prefix=queries.prefix is not None and mask_spec.causal,
-            view=queries.view is not None and queries is keys,
+            view=queries is keys and (queries.view is not None or queries.parents is not None),
             window=mask_spec.window,
             dropout=dropout if self.training else 0.0,
             weights=flags.attention,

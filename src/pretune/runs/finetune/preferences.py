@@ -16,10 +16,13 @@ from pretune.adaptation.adapted import ModelWithHead
 from pretune.adaptation.preference import DPO, PreferenceObjective, RewardModel
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
+from pretune.data.sequences import share_prompts
+from pretune.nn.stack import Stack
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
 from pretune.tasks.example import Example, Prediction
+from pretune.tasks.table_reader import ANSWER_PAIR
 from pretune.tasks.task import Task
 from pretune.tasks.types import get_type
 
@@ -31,6 +34,7 @@ class PreferenceRun:
     """
 
     objective: PreferenceObjective
+    shares_prompts: bool = False  # in training, the prompt of a pair is computed once
     references: dict[Example, tuple[float, float]] = field(default_factory=dict)
 
     def find_missing(self, examples: Sequence[Example]) -> list[Example]:
@@ -48,11 +52,16 @@ class PreferenceRun:
             self.references.update((example, (row[0], row[1])) for example, row in zip(examples, rows, strict=True))
 
     def attach_references(self, items: Items, examples: Sequence[Example]) -> Items:
-        """Return the items of examples with the log-probabilities of the reference."""
-        if not self.objective.pair_loss.needs_reference:
-            return items
-        values = np.array([self.references[example] for example in examples], dtype=np.float32).reshape(-1, 1)
-        return replace(items, sequences=replace(items.sequences, sequence_logits=values))
+        """Return the items of examples with the log-probabilities of the reference, and with shared prompts."""
+        sequences = items.sequences
+        if self.objective.pair_loss.needs_reference:
+            values = np.array([self.references[example] for example in examples], dtype=np.float32).reshape(-1, 1)
+            sequences = replace(sequences, sequence_logits=values)
+        if not self.shares_prompts:
+            return replace(items, sequences=sequences)
+        sequences, owners = share_prompts(sequences, len(ANSWER_PAIR))
+        rows = items.examples[owners]
+        return replace(items, sequences=sequences, examples=rows, sizes=np.bincount(rows))
 
     def score(
         self, encoder: TaskEncoder, examples: Sequence[Example], predictions: Sequence[Prediction]
@@ -103,4 +112,8 @@ def build_preference_run(tuning: FinetuneConfig, task: Task, model: ModelWithHea
             "virtual tokens change the model before training, so it is no reference; use --method lora, or "
             "tune.preference=simpo or orpo, which need none"
         )
-    return PreferenceRun(PreferenceObjective(pair_loss))
+    decoder, has_slots = model.model.spec.decoder, methods.count_positions(tuning.method) > 0
+    # NOTE: the fast kernels of a GPU have no mask for it.
+    is_cpu = model.model.tokens.weight.device.type == "cpu"
+    is_shareable = is_cpu and isinstance(decoder, Stack) and not decoder.counts_columns and not has_slots
+    return PreferenceRun(PreferenceObjective(pair_loss), shares_prompts=is_shareable)
