@@ -110,7 +110,9 @@ def test_answers_depend_on_seed_step_and_row_alone(model: ModelWithHead) -> None
     assert list_answers([source.batch(4)]) != whole
     empty = source.batch(1, part=0, parts=2)  # one prompt is left for the last step of an epoch
     assert not len(empty.find_sequence_cells())
-    assert float(PolicyGradient(GRPO()).loss(model, empty).mean()) == 0.0
+    loss = PolicyGradient(GRPO()).loss(model, empty).mean()
+    loss.backward()
+    assert float(loss.detach()) == 0.0
 
 
 @pytest.mark.parametrize(("temperature", "slots"), [(1.0, 0), (0.6, 0), (1.0, 3)])
@@ -183,6 +185,27 @@ def test_the_gradient_is_that_of_reinforce(settings: dict[str, Any], parts: int)
     assert float(loss.detach()) == pytest.approx(grpo.kl_weight * divergence - float(rewards.mean()), rel=1e-5)
     for gradient, reference in zip(torch.autograd.grad(loss, weights), expected, strict=True):
         torch.testing.assert_close(gradient, reference, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rewards", [[[1, 0, 0], [1, 1, 1], [0, 0, 0]], [[1, 1, 1]] * 3], ids=["some", "all"])
+def test_groups_without_advantages_are_left_out(rewards: list[list[float]], model: ModelWithHead) -> None:
+    """Of the pass, not of the counts: the same loss, gradients and figures, but for the entropy."""
+    source, objective = rollouts(model), PolicyGradient(GRPO(samples=3))
+    rows = source.stream.select(0)[:3]
+    facts = compute_facts(np.array(rewards, dtype=np.float64), divide=True)
+    prompts = [source._prompts[row] for row in rows for _ in range(3)]
+    answers = [answer for group in source.sample(0, rows) for answer in group]
+    parts = [join_answers(prompts, answers, facts, can_skip=can_skip) for can_skip in (False, True)]
+    assert len(parts[1].tokens) < len(parts[0].tokens) and len(parts[1]) == 9
+    weights, results = [part for part in model.parameters() if part.requires_grad], []
+    for batch in map(pack_in_order, parts):
+        loss = objective.loss(model, batch)
+        figures = {name: (float(part.sum.detach()), int(part.count)) for name, part in loss.parts.items()}
+        results.append((figures, torch.autograd.grad(loss.mean(), weights)))
+    (whole, expected), (short, actual) = results
+    assert {**short, "entropy": whole["entropy"]} == whole
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-5)
+    assert any(part.any() for part in actual) == (len({*map(tuple, rewards)}) > 1)
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> Path:

@@ -8,7 +8,8 @@ no value network is needed; the loss raises the log-probabilities of the tokens 
     loss                 mean over all tokens of all answers of -advantage * log p(token)
 
 Each sampling is used for one step, with the weights that it was sampled with: the ratio of probabilities is 1, so
-there is nothing to clip. With `kl_weight` the divergence from the model before training is added, estimated from the
+there is nothing to clip. A group of equal rewards has no advantages: its answers are left out of the pass, but their
+tokens count in the mean. With `kl_weight` none is, and the divergence from the model before training is added, estimated from the
 log-probabilities of the sampled tokens (Schulman, 2020): exp(d) - d - 1 for their difference d.
 """
 
@@ -31,8 +32,9 @@ from pretune.core.errors import UsageError
 from pretune.core.types import Batch, Loss
 from pretune.nn.loss import linear_logprobs
 
-FACTS = ("advantage", "reward", "no_signal")
-"""Columns of the labels of a batch of answers; `no_signal` is 1 where all answers of a group have the same reward."""
+FACTS = ("advantage", "reward", "no_signal", "length")
+"""Columns of the labels of a batch of answers; `no_signal` is 1 where all answers of a group have the same reward, and
+`length` counts all tokens of an answer, also of one that is left out."""
 
 
 @spec(has_kind=False)
@@ -46,7 +48,7 @@ class GRPO:
 
 
 def compute_facts(rewards: NDArray[np.float64], *, divide: bool) -> NDArray[np.float32]:
-    """Return the `FACTS` `[P n, 3]` of n answers to each of P prompts, given their rewards `[P, n]`.
+    """Return the `FACTS` but for the length `[P n, 3]` of n answers to each of P prompts, given their rewards `[P, n]`.
 
     >>> compute_facts(np.array([[1.0, 0.0], [2.0, 2.0]]), divide=True).tolist()
     [[1.0, 1.0, 0.0], [-1.0, 0.0, 0.0], [0.0, 2.0, 1.0], [0.0, 2.0, 1.0]]
@@ -56,7 +58,14 @@ def compute_facts(rewards: NDArray[np.float64], *, divide: bool) -> NDArray[np.f
     if divide:
         advantages = advantages / np.where(has_signal, rewards.std(1, keepdims=True), 1.0)
     facts = np.stack(np.broadcast_arrays(advantages, rewards, ~has_signal), axis=-1)
-    return facts.reshape(-1, len(FACTS)).astype(np.float32)
+    return facts.reshape(-1, len(FACTS) - 1).astype(np.float32)
+
+
+def read_facts(batch: Batch) -> Tensor:
+    """Return the `FACTS` of every cell `[C, 4]`; 0 for filler."""
+    if batch.labels is None:
+        raise UsageError("a policy gradient needs a batch of answers with advantages")
+    return batch.labels.where(batch.mark_sequences()[:, None], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +73,7 @@ class PolicyGradient:
     """Objective of sampled answers, whose labels are `FACTS`.
 
     The loss is minus the mean reward, plus any divergence; its gradient is the policy gradient. For the log: the
-    entropy, the length of the answers, and the share of groups without a signal.
+    entropy of the answers that are not left out, the length of all, and the share of groups without a signal.
     """
 
     settings: GRPO
@@ -83,26 +92,25 @@ class PolicyGradient:
         return (2 if self.settings.kl_weight else 1) / 3
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        tokens, answers = count_targets(batch).sum(), batch.mark_sequences().sum()
-        by_token = ("policy", "entropy", *(("kl",) if self.settings.kl_weight else ()))
-        return dict.fromkeys(by_token, tokens) | dict.fromkeys(("reward", "no_signal", "length"), answers)
+        targets, is_answer = count_targets(batch).sum(), batch.mark_sequences()
+        length = read_facts(batch)[:, FACTS.index("length")].sum().long()
+        by_target = dict.fromkeys(("entropy", *(("kl",) if self.settings.kl_weight else ())), targets)
+        return {"policy": length} | by_target | dict.fromkeys(("reward", "no_signal", "length"), is_answer.sum())
 
     def loss(self, model: ModelWithHead, batch: Batch) -> Loss:
-        if batch.labels is None:
-            raise UsageError("a policy gradient needs a batch of answers with advantages")
-        counts, facts = self.counts(batch), batch.labels.where(batch.mark_sequences()[:, None], 0.0)  # [C, 3]
+        counts, facts = self.counts(batch), read_facts(batch)
         if self.settings.kl_weight:
             with torch.no_grad(), self.restore_initial_weights():
                 reference = self.compute_logprobs(model, batch)
         logprobs = self.compute_logprobs(model, batch)
         policy = -(facts[find_target_cells(batch), 0] * logprobs).sum()
-        reward, no_signal = facts[:, 1:].sum(0)
+        reward, no_signal, length = facts[:, 1:].sum(0)
         sums = {
             "policy": (policy - policy.detach(), 1.0),  # a gradient without a value
             "reward": (reward, -1.0),
             "entropy": (-logprobs.detach().sum(), 0.0),
             "no_signal": (no_signal, 0.0),
-            "length": (counts["policy"].float(), 0.0),
+            "length": (length, 0.0),
         }
         if self.settings.kl_weight:
             difference = reference - logprobs
@@ -115,6 +123,8 @@ class PolicyGradient:
         """Return the log-probability of each target `[M]` at the temperature of sampling."""
         targets, temperature = get_targets(batch), self.settings.temperature
         rows, weight, bias = model.model.get_logit_factors(model.states(batch), targets.index)
+        if not len(rows):  # a part without prompts still needs a graph
+            return rows.sum(-1)
         return linear_logprobs(rows / temperature, weight, None if bias is None else bias / temperature, targets.labels)
 
     @contextmanager

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pretune.adaptation.adapted import ModelWithHead
-from pretune.adaptation.policy_gradient import GRPO, compute_facts
+from pretune.adaptation.policy_gradient import FACTS, GRPO, compute_facts
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import ROW_TOKENS, lay_out, pack_batches
@@ -85,7 +85,9 @@ class Rollouts:
         ]
         facts = compute_facts(np.array(rewards).reshape(-1, size), divide=self.settings.divide)
         prompts = [self._prompts[row] for row in rows for _ in range(size)]
-        sequences = join_answers(prompts, [answer for group in answers for answer in group], facts)
+        can_skip = not self.settings.kl_weight  # without advantages, answers have no gradient but that of a divergence
+        all_answers = [answer for group in answers for answer in group]
+        sequences = join_answers(prompts, all_answers, facts, can_skip=can_skip)
         return self._pack(reserve(sequences, self.encoder.slots))
 
     def sample(self, step: int, rows: Ints) -> list[list[GeneratedTokens]]:
@@ -128,10 +130,12 @@ EMPTY = BatchShape(rows=1, length=8)
 """Shape of a part without prompts."""
 
 
-def join_answers(prompts: list[list[int]], answers: list[GeneratedTokens], facts: NDArray[np.float32]) -> Sequences:
+def join_answers(
+    prompts: list[list[int]], answers: list[GeneratedTokens], facts: NDArray[np.float32], *, can_skip: bool = False
+) -> Sequences:
     """Return prompts with their answers, whose tokens are the targets, the end token too; and with their `FACTS`.
 
-    The last token is a target only.
+    The last token is a target only. With `can_skip` of answers without a signal only the first token is left.
     """
     lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     ids = [
@@ -141,9 +145,17 @@ def join_answers(prompts: list[list[int]], answers: list[GeneratedTokens], facts
     targets = [tokens[1:].copy() for tokens in ids]
     for labels, length in zip(targets, lengths, strict=True):
         labels[: length - 1] = IGNORE_INDEX
-    return Sequences(
+    sizes = np.array([int((labels != IGNORE_INDEX).sum()) for labels in targets], dtype=np.float32)
+    joined_targets = np.concatenate([np.zeros(0, np.int64), *targets])
+    sequences = Sequences(
         tokens=np.concatenate([np.zeros(0, np.int64), *(tokens[:-1] for tokens in ids)]),
         offsets=compute_offsets(np.array([len(tokens) for tokens in targets], dtype=np.int64)),
-        targets=np.concatenate([np.zeros(0, np.int64), *targets]),
-        labels=facts,  # type: ignore[arg-type]
+        targets=joined_targets,
+        labels=np.column_stack((facts, sizes)),  # type: ignore[arg-type]
     )
+    is_skipped = (facts[:, FACTS.index("no_signal")] > 0) & can_skip
+    is_skipped[:1] &= not is_skipped.all()  # so that every weight has a gradient, of 0
+    if not is_skipped.any():
+        return sequences
+    joined_targets[sequences.offsets[:-1][is_skipped]] = IGNORE_INDEX  # of a prompt of one token
+    return sequences.cut_ends(np.where(is_skipped, 1, sequences.lengths))
