@@ -104,9 +104,7 @@ def share(items: Items) -> Items:
     return replace(items, sequences=sequences, examples=rows, sizes=np.bincount(rows))
 
 
-def gradients(
-    kind: PreferenceLoss, size: int, parts: int, items: Items | None = None
-) -> tuple[Tensor, list[Tensor]]:
+def gradients(kind: PreferenceLoss, size: int, parts: int, items: Items | None = None) -> tuple[Tensor, list[Tensor]]:
     """The loss of all examples, and the gradients of the vocabulary's and a layer's weights."""
     objective, body = PreferenceObjective(kind), model()
     parameters = [body.model.tokens.weight, next(body.model.decoder.parameters())]

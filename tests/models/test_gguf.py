@@ -239,6 +239,16 @@ def test_a_hostile_tensor_is_refused(change: dict[str, Any], match: str, tmp_pat
     refuse(tmp_path / "model.gguf", more + bytes(-len(more) % 32) + data[start:], match)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"), [("embedding_length", 2**31 - 1), ("block_count", 2**31 - 1), ("attention.head_count_kv", 0)]
+)
+def test_sizes_that_contradict_the_tensors_are_refused(key: str, value: int, tmp_path: Path) -> None:
+    write_gguf(build_model(), tmp_path / "model.gguf")
+    data, name = bytearray((tmp_path / "model.gguf").read_bytes()), pack_text(f"llama.{key}".encode())
+    struct.pack_into("<I", data, data.index(name) + len(name) + 4, value)
+    refuse(tmp_path / "model.gguf", bytes(data))
+
+
 def test_truncated_and_changed_files(tmp_path: Path) -> None:
     """A file cut anywhere is refused; one with changed bytes is read, or refused in one line."""
     file, model = tmp_path / "model.gguf", build_model(width=32, depth=1, heads=2, kv_heads=1, hidden=32, head_width=16)

@@ -238,7 +238,7 @@ def test_forms_of_tables(row: dict[str, Any], text: str, reference: str, tmp_pat
 def fail(answer: str, reference: str) -> float:
     if reference == "7":
         raise ValueError("two\nlines")
-    return float("nan") if reference == "8" else 1.0
+    return {"8": float("nan"), "9": float("-inf")}.get(reference, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -251,6 +251,7 @@ def fail(answer: str, reference: str) -> float:
         ("number", [1, float("nan")], DataError, ("own.jsonl:1", "'answer'", "not finite")),
         ("reward.fail", "7", DataError, ("row 1", "reward.fail", "ValueError: two lines")),
         ("reward.fail", "8", DataError, ("row 1", "finite", "nan")),
+        ("reward.fail", "9", DataError, ("row 1", "finite", "-inf")),
     ],
 )
 def test_bad_rewards_are_one_line(

@@ -9,8 +9,8 @@ no value network is needed; the loss raises the log-probabilities of the tokens 
 
 Each sampling is used for one step, with the weights that it was sampled with: the ratio of probabilities is 1, so
 there is nothing to clip. A group of equal rewards has no advantages: its answers are left out of the pass, but their
-tokens count in the mean. With `kl_weight` none is, and the divergence from the model before training is added, estimated from the
-log-probabilities of the sampled tokens (Schulman, 2020): exp(d) - d - 1 for their difference d.
+tokens count in the mean. With `kl_weight` none is, and the divergence from the model before training is added,
+estimated from the log-probabilities of the sampled tokens (Schulman, 2020): exp(d) - d - 1 for their difference d.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

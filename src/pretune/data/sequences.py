@@ -168,9 +168,7 @@ def share_prompts(sequences: Sequences, group: int) -> tuple[Sequences, Ints]:
         is_shared = (tokens == tokens[0]).all(0) & (targets == IGNORE_INDEX).all(0)
         size = int(np.append(is_shared, False).argmin())
         rows += [(first, 0, size, PROMPT)] if size else []
-        rows += [
-            (first + i, size, span.stop - span.start - size, (i + 1) * bool(size)) for i, span in enumerate(spans)
-        ]
+        rows += [(first + i, size, span.stop - span.start - size, (i + 1) * bool(size)) for i, span in enumerate(spans)]
     owners, starts, lengths, parents = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     parts, is_prompt = sequences.cut(owners, starts, lengths), parents == PROMPT
     labels, logits = parts.labels, parts.sequence_logits
