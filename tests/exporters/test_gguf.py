@@ -14,6 +14,10 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.adaptation.adapted import adapt
+from pretune.adaptation.heads.sequence import Classification
+from pretune.adaptation.heads.token import Generation
+from pretune.adaptation.peft.lora import LoRA
 from pretune.cli import main
 from pretune.core.errors import UsageError
 from pretune.exporters.gguf import write_gguf
@@ -94,6 +98,18 @@ def test_file(tmp_path: Path) -> None:
             for pair in range(8):  # channels 2i and 2i + 1 there are i and i + 8 here
                 np.testing.assert_array_equal(theirs[16 * head + 2 * pair], ours[16 * head + pair])
                 np.testing.assert_array_equal(theirs[16 * head + 2 * pair + 1], ours[16 * head + pair + 8])
+
+
+def test_a_tuned_decoder_is_a_language_model(tmp_path: Path) -> None:
+    """Of instructions, preferences or rewards, as an adapter; a head is refused."""
+    pt.save(build_model(), tmp_path / "base")
+    model = adapt(pt.load(tmp_path / "base"), Generation())
+    LoRA().apply(model.model)
+    pt.save(model, tmp_path / "run")
+    assert main(["export", str(tmp_path / "run"), "--to", "gguf", "--out", str(tmp_path / "run.gguf")]) == 0
+    assert pt.load(tmp_path / "run.gguf").spec.head == model.model.spec.head
+    pt.save(adapt(build_model(), Classification(classes=2)), tmp_path / "classifier")
+    assert main(["export", str(tmp_path / "classifier"), "--to", "gguf", "--out", str(tmp_path / "x.gguf")]) == 2
 
 
 @pytest.mark.parametrize("kind", ["float16", "bfloat16", "q8_0"])

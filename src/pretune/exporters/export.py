@@ -182,15 +182,15 @@ class _Export:
         return ExportedModel(self.target, class_name, count, "float32", self.omitted_parts, *files)
 
     def write_gguf(self, dtype: str, quantize: Literal["int8"] | None, *, overwrite: bool) -> ExportedModel:
-        """Write a GGUF file of a model without task head."""
+        """Write a GGUF file of a language model, also of one that was tuned to answer."""
         from pretune.exporters.gguf import LOADING_CODE, TENSOR_TYPES, write_gguf
 
-        if isinstance(self.card.model, ModelWithHead):
+        if isinstance(self.card.model, ModelWithHead) and self.card.model.head is not None:
             raise UsageError("GGUF files hold language models, and this one has a task head; export it to hf or onnx")
         kind = "q8_0" if quantize else dtype if dtype in TENSOR_TYPES else "float32"
         class_name, count = self._describe(None)
         card = replace(self.card, form="gguf", class_name=class_name, code=LOADING_CODE)
-        file = write_gguf(self.card.model, self.target, kind=kind, card=card, overwrite=overwrite)
+        file = write_gguf(self.card.body, self.target, kind=kind, card=card, overwrite=overwrite)
         return ExportedModel(self.target, class_name, count, kind, files=(file,))
 
     def _describe(self, head: SavedHead | None) -> tuple[str, int]:
