@@ -195,7 +195,8 @@ def _round_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return the codes of a weight `[out, in]` and the scale of each row."""
     # NOTE: a part's temporaries are freed before the next ones: a list of results between them would spread the heap.
     codes, scales = torch.empty_like(weight, dtype=torch.int8), weight.new_empty(len(weight))
-    for rows, target, scale in zip(*(part.split(ROUNDED_ROWS) for part in (weight, codes, scales)), strict=True):
+    parts = (torch.split(tensor, ROUNDED_ROWS) for tensor in (weight, codes, scales))
+    for rows, target, scale in zip(*parts, strict=True):
         torch.div(rows.abs().amax(1), 127, out=scale)
         target.copy_(torch.round(rows / torch.where(scale > 0, scale, 1.0)[:, None]))
     return codes, scales

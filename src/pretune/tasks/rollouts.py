@@ -151,7 +151,7 @@ def join_answers(
         tokens=np.concatenate([np.zeros(0, np.int64), *(tokens[:-1] for tokens in ids)]),
         offsets=compute_offsets(np.array([len(tokens) for tokens in targets], dtype=np.int64)),
         targets=joined_targets,
-        labels=np.column_stack((facts, sizes)),  # type: ignore[arg-type]
+        labels=np.column_stack((facts, sizes)),
     )
     is_skipped = (facts[:, FACTS.index("no_signal")] > 0) & can_skip
     is_skipped[:1] &= not is_skipped.all()  # so that every weight has a gradient, of 0
