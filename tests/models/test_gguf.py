@@ -239,6 +239,11 @@ def test_a_hostile_tensor_is_refused(change: dict[str, Any], match: str, tmp_pat
     refuse(tmp_path / "model.gguf", more + bytes(-len(more) % 32) + data[start:], match)
 
 
+def test_a_missing_file_is_no_directory(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"none\.gguf: no such file"):
+        pt.load(tmp_path / "none.gguf")
+
+
 @pytest.mark.parametrize(
     ("key", "value"), [("embedding_length", 2**31 - 1), ("block_count", 2**31 - 1), ("attention.head_count_kv", 0)]
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pretune.core.errors import CheckpointError, explain_missing, suggest, suggest_file
-from pretune.core.hub import INSTALLED_MODELS, is_repository
+from pretune.core.hub import GGUF_SUFFIX, INSTALLED_MODELS, is_repository
 from pretune.core.registry import Registry
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def make_missing_error(folder: Path) -> CheckpointError:
         remedy = suggest_file(folder) or suggest(name, INSTALLED_MODELS) or f"{MISSING_REMEDY} hf:OWNER/NAME"
         if hub_name is not None and not folder.parent.exists():
             remedy += f"; a model on the Hub is written {hub_name}"
-    return CheckpointError(f"{folder}: no such directory{remedy}")
+    return CheckpointError(f"{folder}: no such {'file' if folder.suffix == GGUF_SUFFIX else 'directory'}{remedy}")
 
 
 def format_hub_name(name: str) -> str | None:
