@@ -5,6 +5,7 @@ digest of what is drawn, and is only drawn anew if that changes.
 """
 
 import hashlib
+import html
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from typing import Any
 
 from pretune.analysis.pictures import INK, SOFT
 from pretune.reports import Markup, element, escape
+from pretune.reports import study as study_page
 from pretune.reports.charts import COLOUR_COUNT, HEIGHT, WIDTH, Series, draw_line_chart, to_svg
 from tests.docs.claims_page import SCALE, is_current
 from tests.docs.study_pages import FOLDER, Facts
@@ -32,14 +34,16 @@ class Plot:
     study: str
     caption: str
     draw: Callable[[Facts, Sequence[str]], Markup]
-    measures: tuple[str, ...]
+    measures: tuple[str, ...] = ()
 
     def list_values(self, facts: Facts) -> list[list[Any]]:
         """Return what is drawn: row, measure, mean and interval of every cell."""
         cells = (
             (row, name, facts["table"][row].get(name)) for row in facts["rows"] for name in self.list_measures(facts)
         )
-        return [[row, name, *(cell[key] for key in ("mean", "low", "high"))] for row, name, cell in cells if cell]
+        values = [[row, name, *(cell[key] for key in ("mean", "low", "high"))] for row, name, cell in cells if cell]
+        law = facts.get("law") if self.draw is draw_law else None
+        return values if law is None else [[p["row"], p["parameters"], p["tokens"], p["loss"]] for p in law["points"]]
 
     def list_measures(self, facts: Facts) -> list[str]:
         """Return the measures that are drawn: those with these names, and the points of curves with them."""
@@ -106,6 +110,13 @@ def draw_rows(facts: Facts, names: Sequence[str]) -> Markup:
     return to_svg(figure, "scores of the rows")
 
 
+def draw_law(facts: Facts, names: Sequence[str]) -> Markup:
+    """Draw the law of a study, as its page does; the names of its lines are those of the legend there."""
+    chart = study_page.draw_law(facts["law"])
+    keys = re.findall(r'class="key c(\d)[^"]*"></i>([^<]+)', chart)
+    return add_legend(chart, [Series(html.unescape(name), (), (), int(colour)) for colour, name in keys])
+
+
 def add_legend(chart: Markup, series: Sequence[Series]) -> Markup:
     """Return the drawing of a line chart with the names of its lines below it."""
     match = re.search(r"<svg.*</svg>", chart, re.DOTALL)
@@ -142,6 +153,7 @@ PLOTS: Mapping[str, Plot] = {
     "curves": Plot("mlm-vs-ltr-curve", "Masked and left to right after parts of the tokens", draw_curves, ("score",)),
     "objectives": Plot("bert-objectives", "Scores by objective", draw_rows, _OBJECTIVES),
     "sizes": Plot("bert-size", "Scores by the size of the encoder", draw_sizes, _SIZES),
+    "scaling": Plot("scaling", "Loss by tokens, for every size, and the law", draw_law),
     "methods": Plot("adaptation", "Scores by method of fine-tuning", draw_rows, ("MNLI", "SST-2", "trained share")),
 }
 """Plots of the page by their name."""

@@ -15,12 +15,15 @@ from typing import Any
 
 from pretune.core.log import format_duration, format_markdown, format_number
 from pretune.reports.study_text import (
+    LAW_HEAD,
+    LAW_NOTE,
     format_command,
     format_difference,
     format_marks,
     format_tuning,
     format_verdict,
     list_costs,
+    list_law,
     list_paper_rows,
     list_rows,
 )
@@ -88,8 +91,13 @@ def render_scale(scale: str, results: Facts, comment: str | None = None) -> Iter
         for claim in results["claims"]
         if claim["outcome"] != "not measured" or "seeds" in claim  # of this scale, but not finished
     ]
-    yield from format_rows(("claim", "measure", "verdict", "difference ± standard error, +: as claimed"), claims)
-    yield from ("", results["rule"], format_tuning(results), "")
+    if claims:
+        yield from format_rows(("claim", "measure", "verdict", "difference ± standard error, +: as claimed"), claims)
+        yield from ("", results["rule"], format_tuning(results), "")
+    if law := list_law(results):
+        yield from (*format_rows(LAW_HEAD, law), "", LAW_NOTE, "")
+        if not is_former(scale, results):
+            yield from (f"![Loss by tokens, for every size, and the law](claims-{results['study']['name']}.svg)", "")
     if comment:
         yield from (comment, "")
     if results["missing"]:
@@ -124,7 +132,9 @@ def describe_states() -> list[tuple[str, ...]]:
     rows = []
     for name in list_study_files():
         page = f"[{', '.join(results[name])}](studies/{name}.md)" if name in results else "planned"
-        costs = [_format_plan(plans[name][scale]) if name in plans else "" for scale in SCALES]
+        offered = [entry.name for entry in load_study(name).scales]
+        needs = {"class": f"needs `{offered[0]}`"}
+        costs = [_format_plan(plans[name][s]) if s in offered else needs.get(s, "") for s in SCALES]
         rows.append((f"`{name}`", page, *costs))
     return rows
 
@@ -142,7 +152,7 @@ def write_plans() -> None:
 
     plans: dict[str, Any] = {}
     for name in list_study_files():
-        for scale in SCALES:
+        for scale in (entry.name for entry in load_study(name).scales):
             plan = build_plan(CompareOptions(study=name, scale=scale, device="cpu" if scale == "class" else None))
             estimate = asdict(plan.sum_estimates())
             plans.setdefault(name, {})[scale] = {

@@ -117,7 +117,7 @@ def test_wheel_and_source_distribution(tmp_path: Path) -> None:
     rows = {(row["method"], row["labels"]) for row in results["rows"]}
     assert {("full fine-tuning", 1000), ("pre-trained here", 1000), ("TF-IDF + SVM", 200)} <= rows
     assert (folder / "start/report.html").stat().st_size > 10_000
-    run_shell("pretune compare pooling --dry-run --out study && pretune list studies", folder, variables)
+    run_shell("pretune compare labels --dry-run --out study && pretune list studies", folder, variables)
     save_decoder(folder / "model")
     port = find_port()
     program = str(tmp_path / "environment/bin/pretune")

@@ -137,7 +137,7 @@ def test_machines_of_different_speed_divide_alike(name: str, monkeypatch: pytest
     divisions = []
     for speed in (2e9, 3e10, 3e11):
         monkeypatch.setattr(estimates, "measure_core", lambda width, speed=speed: speed * width / 512)
-        plan = plan_study(load_study(name), "class")
+        plan = plan_study(load_study(name), "gpu")
         shards = [list_shard_cells(plan, number, 2) for number in (1, 2)]
         divisions.append([[(cell.row, cell.seed) for cell in shard] for shard in shards])
     assert divisions[0] == divisions[1] == divisions[2]

@@ -12,15 +12,15 @@ from pretune.studies.compare import CompareOptions, build_plan
 from pretune.studies.read import load_study
 from pretune.studies.spec import list_points
 
-SCALES = ("class", "gpu", "full")
 MAX_CLASS_SECONDS = 2 * 600
 """Ten minutes of two cores."""
-QUICK_PLANS = {("bert-size", "full"), ("pooling", "class")}
-CLASS_STUDIES = ("bert-objectives", "electra-vs-mlm", "bart-noise", "bert-size", "pooling", "adaptation")
+QUICK_PLANS = {("bert-size", "full"), ("labels", "class")}
+SCALES_BY_STUDY = {name: [entry.name for entry in load_study(name).scales] for name in list_study_files()}
+CLASS_STUDIES = ("adaptation", "freezing", "labels")
 PLANS = [
     pytest.param(name, scale, marks=() if (name, scale) in QUICK_PLANS else pytest.mark.slow)
-    for name in list_study_files()
-    for scale in SCALES
+    for name, scales in SCALES_BY_STUDY.items()
+    for scale in scales
 ]
 
 
@@ -28,7 +28,11 @@ PLANS = [
 def test_scales_can_be_planned(name: str, scale: str) -> None:
     plan = build_plan(CompareOptions(study=name, scale=scale))
     study, rows = load_study(name), [row.name for row in plan.rows]
-    assert len(plan.cells) == len(rows) * len(plan.seeds) and len(plan.seeds) >= 3
+    assert len(plan.cells) == len(rows) * len(plan.seeds)
+    if study.law is not None:
+        assert {*study.law.checks} < {*rows} and study.law.loss in {measure.name for measure in plan.measures}
+        return
+    assert len(plan.seeds) >= 3
     measures = {measure.name for measure in plan.measures}
     decidable_claims = [
         claim for claim in study.claims if {claim.better, claim.worse} <= {*rows} and claim.measure in measures
@@ -59,11 +63,17 @@ def test_claims_and_tables_name_rows(name: str) -> None:
     assert study.reference in names
 
 
+def test_the_scale_class_has_what_shows_something(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert tuple(name for name, scales in SCALES_BY_STUDY.items() if "class" in scales) == CLASS_STUDIES
+    assert main(["compare", "pooling", "--out", str(tmp_path / "out")]) == 2  # at the default scale
+    assert "--scale gpu" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
 def test_missing_sets_are_named(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("PRETUNE_DATA", raising=False)
-    assert main(["compare", "pooling", "--out", str(tmp_path / "out")]) == 3
+    assert main(["compare", "labels", "--out", str(tmp_path / "out")]) == 3
     error = capsys.readouterr().err
     assert "missing" in error and "PRETUNE_DATA" in error and not (tmp_path / "out").exists()
 

@@ -328,6 +328,7 @@ def test_tasks_without_data_are_left_out(
     [
         (["masking-rat", "--dry-run"], "did you mean 'masking-rate'"),
         (["masking-rate", "--scale", "clas", "--dry-run"], "did you mean 'class'"),
+        (["masking-rate", "--dry-run"], "not offered at the scale 'class'; it needs --scale gpu"),
         (["masking-rate", "--set", "pretrain.trian.lr=1", "--dry-run"], "--set: unknown setting"),
         (["masking-rate", "--seeds", "0", "--dry-run"], "from 1 to 100"),
         (["none.yaml", "--dry-run"], "no such file"),
@@ -341,10 +342,10 @@ def test_bad_commands(arguments: list[str], message: str, capsys: pytest.Capture
 @pytest.mark.parametrize("name", list_study_files())
 def test_built_in_studies_are_complete(name: str) -> None:
     study = load_study(name)
-    assert study.name == name and study.claims and len(study.about) <= 100
-    assert {"class", "gpu", "full"} == {entry.name for entry in study.scales}
+    assert study.name == name and (study.claims or study.law) and len(study.about) <= 100
+    assert "gpu" in {entry.name for entry in study.scales}
     for scale in study.scales:
-        assert (scale.scale.seeds or study.seeds) >= 3
+        assert (scale.scale.seeds or study.seeds) >= 3 or not study.claims
 
 
 @pytest.mark.parametrize("path", ["base", "tokenizer.path", "pretrain.init_from", "pretrain.teacher"])

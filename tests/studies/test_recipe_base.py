@@ -107,7 +107,12 @@ def plan_gpu(study: str) -> Plan:
 
 
 MASKED = [("electra-vs-mlm", "MLM"), ("mlm-vs-ltr-curve", "MLM"), ("masking-rate", "30 %")]
-MASKED += [("bert-size", "large"), ("distillation", "teacher"), ("bert-objectives", "random weights")]
+MASKED += [
+    ("bert-size", "large"),
+    ("distillation", "teacher"),
+    ("scaling", "ten times"),
+    ("bert-objectives", "random weights"),
+]
 NINE_MINUTES = [("history", "recipe"), ("adaptation", "LoRA"), ("pooling", "mean")]
 SHARED = [
     *((("bert-objectives", "MLM"), other) for other in MASKED),

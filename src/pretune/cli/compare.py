@@ -27,7 +27,7 @@ class CompareMode(Options):
 def compare(options: CompareOptions, mode: CompareMode, output: OutputFormat) -> None:
     """Compare models in a study: table, significance, verdicts.
 
-    Example: pretune compare masking-rate --scale class --out runs/masking-rate
+    Example: pretune compare labels --scale class --out runs/labels
     """
     with shut_down_cleanly():  # imports take seconds
         from pretune.runs.finetune.task_data import reuse_tasks

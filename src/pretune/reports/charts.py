@@ -37,6 +37,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     "dashed": {"linestyle": (0, (3, 2))},
     "faint": {"alpha": 0.45, "linewidth": 1.1},
     "dots": {"linestyle": "none", "alpha": 0.6},
+    "line": {"marker": "", "linewidth": 1.1},
 }
 Point = tuple[float, float]
 
@@ -49,7 +50,7 @@ class Series:
     points: tuple[Point, ...]
     band: tuple[tuple[float, float, float], ...] = ()  # x, low, high
     colour: int = 0
-    style: str = ""  # dots, dashed, faint
+    style: str = ""  # dots, dashed, faint, line (without points)
 
 
 def draw_line_chart(series: Sequence[Series], *, x: str, y: str, log_x: bool = False) -> Markup:

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from pretune.core.log import format_count, format_duration, format_kilograms
+from pretune.core.log import format_count, format_duration, format_kilograms, format_number
 from pretune.reports import (
     NO_MARKUP,
     Markup,
@@ -21,8 +21,10 @@ from pretune.reports import (
     tiles,
 )
 from pretune.reports.charts import Series, draw_interval_chart, draw_line_chart
-from pretune.reports.study_record import StudyMeasure, StudyResults
+from pretune.reports.study_record import StudyLaw, StudyMeasure, StudyResults
 from pretune.reports.study_text import (
+    LAW_HEAD,
+    LAW_NOTE,
     OUTCOME_PLURALS,
     find_best,
     format_command,
@@ -34,6 +36,7 @@ from pretune.reports.study_text import (
     format_verdict,
     is_score,
     list_costs,
+    list_law,
     list_paper_rows,
     list_settings,
 )
@@ -55,6 +58,7 @@ def _build_sections(results: StudyResults) -> list[Section]:
     return [
         ("claims", "Claims", _render_claims(results)),
         ("table", "Table", _render_tables(results)),
+        ("law", "Law", _render_law(results)),
         ("plots", "Plots", _render_plots(results)),
         ("setting", "Setting", pairs(list_settings(results))),
         ("cost", "Cost", join([pairs(list_costs(results)), note(format_other_devices(results))])),
@@ -134,6 +138,26 @@ def _render_cell(results: StudyResults, row: str, measure: StudyMeasure, is_best
     difference = f"{test['difference']:+.3g}{p_value}"
     is_significant = test["p"] is not None and test["p"] < MAX_P
     return join([text, element("small", element("b", difference) if is_significant else difference)])
+
+
+def _render_law(results: StudyResults) -> Markup:
+    law = results.get("law")
+    return NO_MARKUP if law is None else join([table(LAW_HEAD, list_law(results)), note(LAW_NOTE), draw_law(law)])
+
+
+def draw_law(law: StudyLaw) -> Markup:
+    """Draw the measured losses by tokens as dots, and the law of each size as a line."""
+    series: list[Series] = []
+    values = {name: numbers[0] for name, numbers in law["coefficients"].items()}
+    xs = sorted({point["tokens"] for point in law["points"]})
+    for colour, size in enumerate(sorted({point["parameters"] for point in law["points"]})):
+        points = [point for point in law["points"] if point["parameters"] == size]
+        floor = values["floor"] + values["size"] * size ** -values["size_power"]
+        line = tuple((x, floor + values["tokens"] * x ** -values["tokens_power"]) for x in xs)
+        dots = tuple((point["tokens"], point["loss"]) for point in points)
+        name = f"{format_number(size)} parameters{', check' if any(point['is_check'] for point in points) else ''}"
+        series += [Series(name, dots, (), colour, "dots"), Series("", line, (), colour, "line")]
+    return draw_line_chart(series, x="new tokens (logarithmic)", y=law["loss"], log_x=True)
 
 
 def _render_plots(results: StudyResults) -> Markup:

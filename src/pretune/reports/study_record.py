@@ -77,6 +77,27 @@ class StudyClaim(TypedDict):
     deciding_budget: NotRequired[DecidingBudget]  # of an undecided claim
 
 
+class LawPoint(TypedDict):
+    """A run and its loss, as measured and as the law expects it, with the interval of the bootstrap."""
+
+    row: str
+    is_check: bool  # not fitted
+    parameters: float  # of the blocks
+    tokens: float  # new ones that those read are worth
+    loss: float
+    expected: float
+    low: float
+    high: float
+
+
+class StudyLaw(TypedDict):
+    """The law of the loss by parameters and tokens: each number with the ends of its interval."""
+
+    loss: str
+    coefficients: dict[str, list[float]]
+    points: list[LawPoint]
+
+
 class ChosenRate(TypedDict):
     """The learning rate with the best score on dev: a factor on the default."""
 
@@ -148,6 +169,7 @@ class StudyResults(StudyRequest):
     tuned_actions: list[str]
     rates: dict[str, list[float]]
     chosen_rates: list[ChosenRate]
+    law: NotRequired[StudyLaw | None]  # missing in results of former versions
     missing: list[MissingCell]
     failures: list[FailedStep]
     cost: StudyCost

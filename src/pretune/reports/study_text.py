@@ -37,6 +37,15 @@ _AMOUNT_FORMATS: Mapping[str, Callable[[float], str]] = {
 }
 
 
+LAW_HEAD = ("law", "", "95 % interval")
+LAW_NOTE = (
+    "loss = floor + size / parameters ^ size power + tokens / tokens read ^ tokens power, fitted to the rows that are "
+    "no check. Parameters are those of the blocks; repeated tokens count less than new ones. Intervals: bootstrap over "
+    "runs."
+)
+"""The law of the loss by parameters and tokens."""
+
+
 def render_study_text(results: StudyResults) -> str:
     """Render study.md."""
     study, measures = results["study"], results["measures"]
@@ -55,6 +64,7 @@ def render_study_text(results: StudyResults) -> str:
         "## Table",
         _format_table(("", *(measure["name"] for measure in measures)), list_rows(results)),
         format_marks(results),
+        *(["## Law", _format_table(LAW_HEAD, law), LAW_NOTE] if (law := list_law(results)) else []),
         f"The paper: {_escape(paper_table['caption'])}" if paper_table else "",
         _format_table(("", *paper_table["columns"]), list_paper_rows(paper_table)) if paper_table else "",
         _escape(paper["note"] or ""),
@@ -148,6 +158,21 @@ def list_rows(results: StudyResults) -> list[tuple[str, ...]]:
         (row, *(format_value(tables[row][name], m) if (name := m["name"]) in tables[row] else "" for m in measures))
         for row in results["rows"]
     ]
+
+
+def list_law(results: StudyResults) -> list[tuple[str, str, str]]:
+    """Return the numbers of a law, and the runs that check it, with their intervals; nothing without a law."""
+    law = results.get("law")
+    if law is None:
+        return []
+    rows = [
+        (name.replace("_", " "), f"{value:.3g}", f"{low:.3g} to {high:.3g}")
+        for name, (value, low, high) in law["coefficients"].items()
+    ]
+    for point in (point for point in law["points"] if point["is_check"]):
+        text = f"{point['expected']:.4g} expected, {point['loss']:.4g} measured"
+        rows.append((f"{law['loss']}, {point['row']}", text, f"{point['low']:.4g} to {point['high']:.4g}"))
+    return rows
 
 
 def list_paper_rows(paper_table: Mapping[str, Any]) -> list[tuple[str, ...]]:

@@ -46,6 +46,8 @@ TEST_EXAMPLES = "test_examples"
 """Amount of a fine-tuning or a baseline: the number of examples that it is scored on."""
 START_TIME = "start_time"
 """Amount of every step: the time of its start, in seconds since 1970."""
+EPOCHS = "epochs"
+"""Amount of a pre-training: how often it has read its text."""
 UNIGRAM_LOSS = "unigram_loss"
 """Amount of a pre-training whose objective predicts tokens: the loss of a unigram model of the training data."""
 
@@ -180,6 +182,7 @@ class StepRunner:
             options = self._prepare(options, step, lambda values: build_pretrain_config(values).train.lr)
         summary = run_pretrain(replace(options, out=folder, device=self.device)).summary
         amounts = {name: summary[name] for name in ("parameters", "steps", "tokens")}
+        amounts[EPOCHS] = max(summary.get("epochs", {}).values(), default=None)
         if step.model is not None and step.model.head is not None:  # a discriminator predicts no tokens itself
             amounts[UNIGRAM_LOSS] = summary.get("unigram_loss")
         return Outcome(scores=summary["held_out"] or {}, amounts=amounts, cost=summary["cost"])

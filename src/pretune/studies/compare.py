@@ -1,6 +1,6 @@
 """`pt.compare` and `pretune compare`: plan a study, run its steps, write its results.
 
-result = pt.compare("masking-rate", out="runs/masking-rate")
+result = pt.compare("labels", out="runs/labels")
 result.verdicts, result.page
 """
 
@@ -88,7 +88,7 @@ def compare(options: CompareOptions) -> StudyResult:
     Args:
         study: A built-in study (`pt.list_studies`), or a YAML file.
         out: Output directory: study.html, study.md and study.json.
-        scale: "class" (minutes on two cores), "gpu" (minutes on one GPU), "full" (the paper's sizes).
+        scale: "class" (minutes on two cores; few studies), "gpu" (minutes on one GPU), "full" (the paper's sizes).
         seeds: Number of seeds; None: that of the scale.
         jobs: Steps that run side by side; None: by the memory of the GPU, on a CPU one per core.
         shard: "i/n" runs only the cells of shard i of n; the directories are combined by `merge`.

@@ -23,7 +23,7 @@ class CompareOptions(Options):
     out: StrPath | None = option("--out DIR", "Output directory of the study.")
     scale: str = option(
         "--scale NAME",
-        "class (minutes on two cores), gpu (minutes on one GPU), full (the paper's sizes).",
+        "class (minutes on two cores; few studies), gpu (minutes on one GPU), full (the paper's sizes).",
         default="class",
         names=SCALES,
     )

@@ -29,6 +29,7 @@ from pretune.runs.task_options import FinetuneOptions
 from pretune.studies.actions import BASELINE_PREFIX, SIMPLEST_BASELINE, TEST_EXAMPLES, UNIGRAM_LOSS
 from pretune.studies.costs import sum_costs
 from pretune.studies.execute import StepFailure
+from pretune.studies.laws import build_law
 from pretune.studies.plan import STEP_PREFIX, Plan, Reading, collect_inputs
 from pretune.studies.spec import MIN_SEEDS, AverageScore, Claim, CostValue, CurveSaving, Measure, list_points
 from pretune.studies.study_dir import COST_NAMES, StepRecord
@@ -84,6 +85,7 @@ def build_results(plan: Plan, records: Mapping[str, StepRecord], failures: Mappi
         "tuned_actions": plan.tuned_actions,
         "rates": to_dict(plan.rates),
         "chosen_rates": list_chosen_rates(plan, records),
+        "law": build_law(plan, records),
         "missing": _list_missing(plan, values),
         "failures": _list_failures(failures),
         "cost": sum_costs(plan, records),

@@ -187,6 +187,14 @@ class Claim:
 
 
 @spec(has_kind=False)
+class LawSettings:
+    """Law of the loss by parameters and tokens: the measure that it is fitted to, and the rows that only check it."""
+
+    loss: str
+    checks: tuple[str, ...] = ()
+
+
+@spec(has_kind=False)
 class PaperRow:
     """Row of the paper's table; None: not in the paper."""
 
@@ -271,6 +279,7 @@ class Study:
     rates: RateFactors = RateFactors()
     measures: Annotated[tuple[Measure, ...], NonEmpty()]
     claims: tuple[Claim, ...] = ()
+    law: LawSettings | None = None
     scales: tuple[NamedScale, ...] = ()
 
     def __post_init__(self) -> None:
@@ -299,6 +308,12 @@ class Study:
             check_name(place, claim.against or claim.measure, measures)
             if claim.better == claim.worse and (claim.against or claim.measure) == claim.measure:
                 raise UsageError(f"{place}: compares '{claim.better}' with itself; name two rows, or another measure")
+        if self.law is not None:
+            check_name(
+                "law.loss", self.law.loss, [m.name for m in self.measures if isinstance(m.quantity, ValidationScore)]
+            )
+            for name in self.law.checks:
+                check_name("law.checks", name, rows)
         for entry in self.scales:
             self._check_scale(entry.name, entry.scale, rows, measures)
 
@@ -318,9 +333,11 @@ class Study:
         """Return the scale of a name; a study without scales has one of each, its own settings."""
         if not self.scales:
             return Scale()
-        names = [entry.name for entry in self.scales]
-        check_name(f"study '{self.name}'", name, names, noun="scale")
-        return next(entry.scale for entry in self.scales if entry.name == name)
+        scales: dict[str, Scale] = {entry.name: entry.scale for entry in self.scales}
+        if name not in scales:
+            flags = " or ".join(f"--scale {other}" for other in scales)
+            raise UsageError(f"study '{self.name}' is not offered at the scale '{name}'; it needs {flags}")
+        return scales[name]
 
     def list_rows(self, scale: Scale | None = None) -> list[Row]:
         """Return the rows of the table: explicit ones, then those of the grid, at a scale those that it names."""

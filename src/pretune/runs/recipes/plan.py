@@ -189,6 +189,11 @@ class SizeEstimate:
         return f"{format_number(self.flops, billion='G')}FLOP, {format_number(self.tokens)} tokens, {count}"
 
 
+def count_block_parameters(spec: Model) -> int:
+    """Return the parameters of the blocks, without the table of tokens."""
+    return spec.params().body - spec.vocab * spec.table
+
+
 def compute_loss(fit: Fit, parameters: float, tokens: float) -> float:
     """Return the expected loss of a number of parameters and effective tokens."""
     size = fit["size"] * parameters ** -fit["size_power"]
@@ -211,7 +216,7 @@ def evaluate_sizes(
         units = sum(stack.depth * spec.width for stack in spec.stacks)
         token_seconds = device.compute_token_seconds(flops, units)
         tokens = min(facts.seconds / token_seconds, MAX_EPOCHS * facts.text.tokens)
-        blocks = parameters.body - spec.vocab * spec.table
+        blocks = count_block_parameters(spec)
         yield SizeEstimate(
             settings=settings,
             vocab=spec.vocab,
