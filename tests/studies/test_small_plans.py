@@ -71,6 +71,7 @@ def shrink_study(study: Study) -> Study:
         settings=shrink_all(study.settings),
         rows=shrink_rows(study.rows),
         bases=shrink_rows(study.bases),
+        grid=tuple(replace(factor, levels=shrink_rows(factor.levels)) for factor in study.grid),
         measures=tuple(replace(measure, settings=shrink_all(measure.settings)) for measure in study.measures),
         scales=(NamedScale(name="gpu", scale=scale),),
     )
