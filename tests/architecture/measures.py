@@ -13,7 +13,7 @@ from tests.architecture import source
 from tests.architecture.executed_files import list_files
 
 CEILINGS = {
-    "code lines": 67_600,
+    "code lines": 67_800,
     "files": 464,
     "import circles": 0,
     "functions of 60 and more lines": 3,
@@ -27,7 +27,7 @@ CEILINGS = {
     "fields of Trainer": 10,
     "methods of TaskType": 22,
     "fields of TaskType": 8,
-    "code lines of tests": 60_500,
+    "code lines of tests": 60_700,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")
