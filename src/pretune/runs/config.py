@@ -179,6 +179,7 @@ class PretrainTrainConfig(TrainConfig):
     tokens: Positive[int] | None = None
     budget: Positive[float] | None = None
     init_from: PathText | None = None  # directory of the initial weights (`--from`)
+    token_vectors: Literal["own", "counted"] = "own"  # counted: PPMI vectors of the text; of a trained model, added
     batch_tokens: Positive[int] = 65_536  # per optimizer step, over all ranks and micro-batches
     residual_precision: ResidualPrecision = "auto"  # of the residual stream; auto: as `precision`
     layer_decay: LayerDecay | None = None  # learning rate relative to the layer above; None: 1

@@ -131,3 +131,10 @@ def test_compressed_text_counts_as_what_it_probably_holds(tmp_path: Path, monkey
     for name, data, factor in (("plain.txt", content, 1), ("packed.txt.xz", lzma.compress(content), 4)):
         (tmp_path / name).write_bytes(data)
         assert TextFacts.scan([tmp_path / name]).bytes == factor * len(data)
+
+
+def test_encoders_on_processors_begin_with_counted_vectors() -> None:
+    path = "train.token_vectors"
+    assert plan("encoder", 600, CPU)[0].list_settings()[path] == "counted"
+    assert path not in plan("encoder", 600, CPU, sets={path: "own"})[0].list_settings()
+    assert all(path not in plan(*case)[0].choices for case in (("encoder", 600, GPU), ("decoder", 600, CPU)))

@@ -22,6 +22,7 @@ encoder = ShapeRecipe(
     ),
     hidden=2.0,
     length=128,
+    counts_tokens=True,
     has_fit=True,
     regularization=Regularization(epochs=8.0, dropout=None),
     complete=lambda shape: {"model.dropout": (DROPOUT, "0.03 nats worse than none, and better after fine-tuning")},

@@ -51,6 +51,7 @@ class ShapeRecipe:
     head_width: int = 64
     length: int
     fit: str = "encoder"
+    counts_tokens: bool = False  # on a processor, which reads little text, tokens have counted vectors
     has_fit: bool = False  # of its own, from runs of this shape; else the loss only compares sizes
     regularization: Regularization = field(default_factory=Regularization)
     complete: Callable[[Mapping[str, int]], Extras] = lambda shape: {}  # further settings of the model
@@ -98,6 +99,9 @@ class ShapeRecipe:
         plan.note(VOCAB_PATH, size.vocab, reason)
         width = size.settings["width"] if initial is None else initial.spec.width
         self._choose_training(plan, size, width, is_new=initial is None)
+        if self.counts_tokens and facts.device.device_type == "cpu":
+            reason = "what shares a text with a token is counted in seconds, and masked training learns it late"
+            plan.choose("train.token_vectors", "counted", reason)
         eval_tokens = min(EVAL_TOKENS[facts.device.device_type], max(round(EVAL_SHARE * size.tokens), MIN_EVAL_TOKENS))
         plan.choose("train.eval_tokens", eval_tokens, "an evaluation takes no more than a hundredth of the time")
         extras = {**(self.complete(size.settings) if initial is None else {}), **self.objective_settings}
