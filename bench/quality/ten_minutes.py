@@ -1,6 +1,6 @@
 """What ten minutes of two cores buy: film reviews with 200 and 1,000 labels, with and without pre-training.
 
-    python -m bench.quality.ten_minutes --work runs/ten [--budget 8m] [--seeds 3] [--text all] [--read test]
+    python -m bench.quality.ten_minutes --work runs/ten [--scratch 8m] [--continued 6m] [--read dev]
 
 Rows: random weights (`--method from-scratch`), the same model pre-trained (`pretune pretrain encoder --text …`), the
 installed encoder, the same encoder trained further (`--from minilm`), and TF-IDF with an SVM. Small models are
@@ -16,7 +16,6 @@ Each result is a JSON line of `results.jsonl` with its seconds; what has a line 
 import argparse
 import csv
 import json
-import os
 import shlex
 import shutil
 import statistics
@@ -63,7 +62,7 @@ def call(*arguments: str, log: Path) -> dict[str, Any]:
     log.write_text(done.stderr)
     if done.returncode:
         raise SystemExit(f"{shlex.join(command)}\n{done.stderr[-1000:]}")
-    return {"seconds": round(time.monotonic() - started, 1), **json.loads(done.stdout)}
+    return {**json.loads(done.stdout), "seconds": round(time.monotonic() - started, 1)}
 
 
 def write_table(path: Path, examples: list[Example]) -> Path:
@@ -120,7 +119,8 @@ def list_jobs(args: argparse.Namespace) -> Iterator[tuple[str, int, int]]:
 def main() -> None:
     parser = common.build_parser(__doc__, out=False)
     parser.add_argument("--work", type=Path, required=True, help="directory of texts, runs and results.jsonl")
-    parser.add_argument("--budget", default="8m", help="of a pre-training")
+    parser.add_argument("--scratch", default="8m", metavar="TIME", help="budget of the small model")
+    parser.add_argument("--continued", default="6m", metavar="TIME", help="budget of the installed encoder")
     parser.add_argument("--text", choices=("all", "short"), default="all", help="unlabelled reviews of the package")
     parser.add_argument("--read", choices=("test", "dev"), default="test", help="reviews that are scored")
     parser.add_argument("--labels", type=lambda text: [int(word) for word in text.split(",")], default=[200, 1000])
@@ -145,13 +145,12 @@ def main() -> None:
             file.write(json.dumps(line) + "\n")
 
     for name, options in PRETRAINED.items():
-        if any(ROWS[row][:1] == (name,) for row in args.rows) and not any(line["row"] == f"pretrain {name}" for line in lines):
-            command = ["pretrain", "encoder", "--text", str(text), "--budget", args.budget, *options]
+        stage, is_needed = f"pretrain {name}", any(ROWS[row][:1] == (name,) for row in args.rows)
+        if is_needed and not any(line["row"] == stage for line in lines):
+            command = ["pretrain", "encoder", "--text", str(text), "--budget", getattr(args, name), *options]
             command += shlex.split(args.pretraining)
-            if row in ("installed", "continued") and labels in STEPS:
-        command += [*SHORT_TUNING, str(STEPS[labels])]
-    done = call(*command, "--out", str(args.work / name), log=args.work / f"{name}.log")
-            add({"row": f"pretrain {name}", "seconds": done["seconds"], "tokens": done["tokens"], "loss": done["held_out"]})
+            done = call(*command, "--out", str(args.work / name), log=args.work / f"{name}.log")
+            add({"row": stage, "loss": done["held_out"]["loss"], **{key: done[key] for key in ("seconds", "tokens")}})
     known = {(line["row"], line.get("labels"), line.get("seed")) for line in lines}
     for row, labels, seed in list_jobs(args):
         if (row, labels, seed) not in known:

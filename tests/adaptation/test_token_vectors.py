@@ -1,4 +1,4 @@
-"""Token vectors from counts: tokens of the same texts are near, others keep what they had, and vocabularies are small."""
+"""Token vectors from counts: tokens of the same texts are near, and others keep what they had."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import pretune as pt
-from pretune.adaptation import token_vectors
-from pretune.adaptation.token_vectors import SCALE, SHARE, count_token_vectors, rotate
+from pretune.adaptation import cooccurrence
+from pretune.adaptation.cooccurrence import ADDED_SHARE, TOKEN_SCALE, count_token_vectors, rotate
 from pretune.data.prepared_data import PreparedData
 from pretune.models.model import LanguageModel
 from pretune.text.tokenizer import Tokenizer
@@ -41,25 +41,27 @@ def test_tokens_of_the_same_texts_are_near(data: PreparedData, monkeypatch: Patc
     assert near.min() > far.max() + 0.03
     changed = (before != after).any(1)
     assert sorted(changed.nonzero()[:, 0].tolist()) == sorted(fruit + tools)
-    assert after[changed].std().item() == pytest.approx(SCALE)
+    assert after[changed].std().item() == pytest.approx(TOKEN_SCALE)
     again = build(data)
     count_token_vectors(again, shards, is_new=True)
     assert torch.equal(again.tokens.weight, after)
 
-    monkeypatch.setattr(token_vectors, "COUNTED_TOKENS", 5)  # the first text only, in which no token is frequent
+    monkeypatch.setattr(cooccurrence, "COUNTED_TOKENS", 5)  # the first text only, in which no token is frequent
     count_token_vectors(part := build(data), shards, is_new=True)
     assert torch.equal(part.tokens.weight, before)
 
 
 def test_trained_vectors_keep_what_they_hold(data: PreparedData, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(token_vectors, "WIDTH", 4)
+    monkeypatch.setattr(cooccurrence, "ADDED_WIDTH", 4)
     model, before = build(data), build(data).tokens.weight.detach()
     count_token_vectors(model, data.open_shards(), is_new=False)
     added = model.tokens.weight.detach() - before
     known = added.any(1)
     old = before[known]
     assert known.sum() == 6
-    assert added[known].norm(dim=1).mean() / (old - old.mean(0)).norm(dim=1).mean() == pytest.approx(SHARE, rel=1e-4)
+    assert added[known].norm(dim=1).mean() / (old - old.mean(0)).norm(dim=1).mean() == pytest.approx(
+        ADDED_SHARE, rel=1e-4
+    )
 
 
 def test_rotated_vectors_keep_their_angles() -> None:

@@ -11,6 +11,13 @@ GloVe (Pennington et al., 2014): vectors whose products are the logarithms of co
 
     loss = f(X_ij) (w_i . v_j + b_i + c_j - log X_ij)^2        f(x) = min(1, (x / 100) ^ 0.75)
 
+A token table can begin with PPMI vectors of its tokens, or get them besides its own (`count_token_vectors`). Masked
+training learns the frequencies of tokens first and uses context after some million tokens, on a processor most of a
+short run; counting takes seconds.
+
+    new model        E_i = c v_i                           one scale for all
+    trained model    E_i + share |E| Q v_i / |v|           Q: the rotation into the table's space that fits it best
+
 A word's vector is w + v. Pairs are batched in random order; AdaGrad keeps one value per row, where the paper's program
 keeps one per weight.
 """
@@ -25,7 +32,10 @@ from pretune.core.config import spec
 from pretune.core.errors import UsageError
 from pretune.core.seed import make_generator
 from pretune.data.sequences import Ints
+from pretune.data.shards import Shards
 from pretune.inference.word_vectors import WordVectors
+from pretune.models.catalog import AnyModel
+from pretune.models.model import LanguageModel
 
 Floats = NDArray[np.float64]
 BATCH_SIZE = 8192
@@ -34,6 +44,12 @@ MAX_WORDS = 20_000
 """Maximum number of words: the matrix of 20,000 takes 1.6 GB."""
 OVERSAMPLING, POWER_ITERATIONS = 16, 3
 """Extra columns, and rounds of the power iteration (Halko et al., 2011)."""
+COUNTED_TOKENS, TOKEN_WINDOW, MIN_TOKEN_COUNT = 4_000_000, 30, 20
+"""Tokens that are counted at most, the tokens on each side that count as context, and the least count of a token."""
+TOKEN_SCALE = 0.3
+"""Standard deviation in a new model: training moves smaller ones too far from where they began (bench/log.md)."""
+ADDED_WIDTH, ADDED_SHARE = 64, 0.5
+"""Columns that a trained model gets, and their size relative to its own vectors."""
 
 
 @spec
@@ -170,3 +186,50 @@ def _merge_counts(keys: Ints, values: Floats, new_keys: Ints, new_values: Floats
     merged_keys, inverse = np.unique(np.concatenate((keys, new_keys)), return_inverse=True)
     sums = np.bincount(inverse, np.concatenate((values, new_values)), minlength=len(merged_keys))
     return merged_keys, sums.astype(np.float64)
+
+
+def count_token_vectors(model: AnyModel, shards: Shards, *, is_new: bool, seed: int = 0) -> None:
+    """Replace the rows of the token table by PPMI vectors, or add them if the model is trained, in place.
+
+    Tokens that occur seldom keep their rows.
+    """
+    if not isinstance(model, LanguageModel):
+        raise UsageError("train.token_vectors=counted needs a model with one token table; leave it out")
+    table = model.tokens.weight.detach()
+    rows, vectors = compute_token_vectors(shards, len(table), table.shape[1] if is_new else ADDED_WIDTH, seed=seed)
+    if len(rows) < 2:
+        return
+    old = table[rows].float().cpu()
+    if is_new:
+        new = vectors * (TOKEN_SCALE / vectors.std())
+    else:
+        size = (old - old.mean(0)).norm(dim=1).mean()
+        new = old + ADDED_SHARE * size * rotate(vectors - vectors.mean(0), old - old.mean(0))
+    table[rows.to(table.device)] = new.to(table)
+
+
+def compute_token_vectors(shards: Shards, vocab: int, width: int, *, seed: int) -> tuple[Tensor, Tensor]:
+    """Return the ids of the frequent tokens `[R]`, and their vectors `[R, W]`."""
+    ids = shards.read_tokens(0, min(len(shards), COUNTED_TOKENS)).astype(np.int64)
+    text_ids = np.repeat(np.arange(len(shards.documents) - 1), np.diff(shards.documents))[: len(ids)]
+    counts = np.bincount(ids, minlength=vocab)
+    rows = np.sort(np.argsort(-counts, kind="stable")[:MAX_WORDS])
+    rows = rows[counts[rows] >= MIN_TOKEN_COUNT]
+    numbers = np.full(vocab, -1)
+    numbers[rows] = np.arange(len(rows))
+    ids, is_kept = numbers[ids], numbers[ids] >= 0
+    words = WordCorpus(tuple(map(str, rows)), counts[rows], ids[is_kept], text_ids[is_kept], len(ids))
+    matrix = Ppmi(width=width, window=TOKEN_WINDOW).fit(words, seed=seed).matrix if len(rows) else np.zeros((0, width))
+    return torch.from_numpy(rows), torch.from_numpy(matrix)
+
+
+def rotate(vectors: Tensor, target: Tensor) -> Tensor:
+    """Return vectors `[R, W]` in the space of a target `[R, V]`, at a mean norm of 1.
+
+    Their columns stay orthogonal: the least squares fit without its stretching.
+    """
+    fit = torch.linalg.lstsq(vectors, target).solution
+    u, _, v = torch.linalg.svd(fit, full_matrices=False)
+    result: Tensor = vectors @ (u @ v)
+    result /= result.norm(dim=1).mean()
+    return result

@@ -18,7 +18,6 @@ from pretune.adaptation.teacher import (
     hash_teacher,
     load_teacher,
 )
-from pretune.adaptation.token_vectors import count_token_vectors
 from pretune.core import config, io, log
 from pretune.core.api import PathResult
 from pretune.core.errors import CheckpointError, UsageError
@@ -116,6 +115,8 @@ class PretrainRun:
         if settings.train.init_from is not None and not resume:
             load_initial_weights(self.model, resolve_path(settings.train.init_from))
         if settings.train.token_vectors == "counted" and not resume:
+            from pretune.adaptation.cooccurrence import count_token_vectors  # NOTE: rarely needed
+
             is_new, seed = settings.train.init_from is None, settings.train.seed
             count_token_vectors(self.model, self.source.data.open_shards(), is_new=is_new, seed=seed)
         self.objective: Objective | Distillation = settings.objective

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from pretune.adaptation.cooccurrence import COUNTED_TOKENS
 from pretune.core import log
 from pretune.core.api import StrPath
 from pretune.core.config import check_record
@@ -28,7 +29,7 @@ from pretune.runs.recipes import RECIPES
 from pretune.runs.recipes.facts import START_SECONDS, DeviceFacts, Facts, TextFacts
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
 from pretune.runs.recipes.plan import PlannedRun, PlanRecord, RecipeChoice, RecipePlan, SizeEstimate
-from pretune.runs.recipes.recipe import ShapeRecipe, choose_tokenizer
+from pretune.runs.recipes.recipe import VECTORS_PATH, ShapeRecipe, choose_tokenizer
 from pretune.runs.recipes.rules import describe_plateau
 from pretune.runs.recipes.timing import measure_token_seconds
 from pretune.runs.training_data import DataFacts
@@ -42,6 +43,8 @@ TEXT_SHARE = 0.15
 """Share of the time that tokenizer and data are expected to take, before they are made."""
 PART_FACTOR, MIN_PART_DOCUMENTS = 2.0, 1000
 """Text that is prepared, relative to what is read in the time as far as is known, and the least documents of a part."""
+SECOND_TOKENS = 10_000
+"""Tokens that are prepared for each second of the budget where they are counted, if fewer are read."""
 STEP_SHARE = 0.9
 """Share of the training time on a processor that steps take; evaluations, samples and saves take the rest."""
 MIN_SHARE = 0.3
@@ -98,9 +101,14 @@ def plan_without_data(options: PretrainOptions, device: DeviceFacts) -> tuple[Re
             initial.check_text(text)
     seconds = max(budget * (1 - share) - START_SECONDS[device.device_type], 1.0)
     plan, size = recipe.plan(Facts(text=text, device=device, seconds=seconds), overrides, vocab, initial)
-    part = PART_FACTOR * size.tokens / max(text.tokens, 1)
+    tokens = PART_FACTOR * size.tokens
+    if VECTORS_PATH in plan.choices:
+        tokens = max(tokens, min(COUNTED_TOKENS, SECOND_TOKENS * budget))
+    part = tokens / max(text.tokens, 1)
     if options.data is None and part < 0.5 and part * text.documents > MIN_PART_DOCUMENTS:
-        reason = f"{PART_FACTOR:g} times the text that is read in the time; documents by their hashes"
+        reason = (
+            f"{PART_FACTOR:g} times the text that is read in the time, or what is counted; documents by their hashes"
+        )
         plan.note("part", float(f"{part:.2g}"), reason)
     if options.data is None and (initial is None or VOCAB_PATH in overrides):
         kind = (recipe.tokenizer if initial is None else initial.paper.tokenizer)[0]

@@ -33,6 +33,7 @@ MAX_PARAMETERS = 2.5
 """Parameters of the blocks for each token of the text: at 13M tokens, 31.5M parameters were as good as 50M."""
 
 
+VECTORS_PATH = "train.token_vectors"
 EVAL_SHARE, MIN_EVAL_TOKENS = 0.03, 2048
 """Validation tokens relative to those of the run, a third of whose time they take, and their least number."""
 
@@ -101,7 +102,7 @@ class ShapeRecipe:
         self._choose_training(plan, size, width, is_new=initial is None)
         if self.counts_tokens and facts.device.device_type == "cpu":
             reason = "what shares a text with a token is counted in seconds, and masked training learns it late"
-            plan.choose("train.token_vectors", "counted", reason)
+            plan.choose(VECTORS_PATH, "counted", reason)
         eval_tokens = min(EVAL_TOKENS[facts.device.device_type], max(round(EVAL_SHARE * size.tokens), MIN_EVAL_TOKENS))
         plan.choose("train.eval_tokens", eval_tokens, "an evaluation takes no more than a hundredth of the time")
         extras = {**(self.complete(size.settings) if initial is None else {}), **self.objective_settings}

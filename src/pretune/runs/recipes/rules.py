@@ -57,6 +57,7 @@ class TrainingRules:
     lr: float
     warmup: float
     decay: float = 0.5
+    full_tokens: float = 0.0  # runs of fewer tokens have a lower rate
     reason: str  # of the rate
 
     def choose(self, tokens: float, epochs: float, width: int, regularization: Regularization) -> Extras:
@@ -64,13 +65,14 @@ class TrainingRules:
         weight_decay = regularization.decay[regularization.is_repeated(epochs)]
         optimizer = {"kind": "muon", "weight_decay": weight_decay}
         schedule = {"kind": "stable", "warmup": self.warmup, "decay": self.decay}
+        lr = self.lr * min(1.0, WIDEST / width) * min(1.0, tokens / max(self.full_tokens, 1.0))
         return {
             "train.batch_tokens": (
                 round_to_power(min(BATCH_FACTOR * tokens**0.5, tokens / MIN_STEPS), MIN_BATCH, MAX_BATCH),
                 f"grows with the square root of the {format_number(tokens)} tokens, in at least {MIN_STEPS} steps",
             ),
             "train.optimizer": (optimizer, f"for the matrices of the blocks; {regularization.describe(epochs)}"),
-            "train.lr": (float(f"{self.lr * min(1.0, WIDEST / width):.2g}"), self.reason),
+            "train.lr": (float(f"{lr:.2g}"), self.reason),
             "train.schedule": (
                 schedule,
                 "in encoders, a long decay from a stable rate was 0.1 nats better than a linear one",
@@ -82,7 +84,12 @@ NEW_WEIGHTS = TrainingRules(
     lr=3e-3, warmup=0.02, reason="in encoders of 6 PFLOP twice as much was level, and half of it 0.11 nats worse"
 )
 """Settings of training from random weights."""
-TRAINED_WEIGHTS = TrainingRules(lr=1e-3, warmup=0.05, reason=f"a third of that of new weights, {NEW_WEIGHTS.lr:g}")
+TRAINED_WEIGHTS = TrainingRules(
+    lr=1e-3,
+    warmup=0.05,
+    full_tokens=PLATEAU_TOKENS,
+    reason=f"at most a third of that of new weights, {NEW_WEIGHTS.lr:g}; less where few tokens could not repair it",
+)
 """Settings of training a model further."""
 
 
