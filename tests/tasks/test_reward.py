@@ -67,15 +67,27 @@ def rollouts(model: ModelWithHead, **settings: Any) -> Rollouts:
     return Rollouts(stream=stream, examples=EXAMPLES, encoder=encoder, model=model, settings=grpo, seed=7)
 
 
+def write_out(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor, int]]:
+    """Each answer with its prompt: the tokens, the targets, and its cell."""
+    assert batch.targets is not None and batch.labels is not None
+    targets = torch.full_like(batch.tokens, IGNORE_INDEX)
+    targets[batch.targets.index] = batch.targets.labels
+    answers, parents = [], torch.arange(batch.cells) if batch.parents is None else batch.parents
+    for cell in batch.find_sequence_cells().tolist():
+        if batch.labels[cell, 0] != IGNORE_INDEX:
+            cells = sorted({int(parents[cell]), cell})
+            places = torch.cat([torch.arange(*batch.offsets[part : part + 2].tolist()) for part in cells])
+            answers.append((batch.tokens[places], targets[places], cell))
+    return answers
+
+
 def list_answers(batches: list[Batch]) -> set[tuple[Any, ...]]:
-    """The sequences of batches with their targets and labels."""
-    found = []
-    for batch in batches:
-        assert batch.targets is not None and batch.labels is not None
-        targets = torch.full_like(batch.tokens, IGNORE_INDEX)
-        targets[batch.targets.index] = batch.targets.labels
-        parts = zip(batch.split(batch.tokens), batch.split(targets), batch.find_sequence_cells(), strict=True)
-        found += [(*tokens.tolist(), *labels.tolist(), *batch.labels[cell].tolist()) for tokens, labels, cell in parts]
+    """The answers of batches with their prompts, targets and labels."""
+    found = [
+        (*tokens.tolist(), *targets.tolist(), *batch.labels[cell].tolist())  # type: ignore[index]
+        for batch in batches
+        for tokens, targets, cell in write_out(batch)
+    ]
     assert len(found) == 12
     return {*found}
 
@@ -158,13 +170,9 @@ def test_the_gradient_is_that_of_reinforce(settings: dict[str, Any], parts: int)
         for number, parameter in enumerate(model.parameters()):
             parameter.add_(0.03 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
     whole = source.batch(0)
-    assert whole.labels is not None and whole.targets is not None
-    targets = torch.full_like(whole.tokens, IGNORE_INDEX)
-    targets[whole.targets.index] = whole.targets.labels
-    sums, total = [], 0
-    for tokens, labels, cell in zip(
-        whole.split(whole.tokens), whole.split(targets), whole.find_sequence_cells(), strict=True
-    ):
+    assert whole.labels is not None and whole.parents is not None, "prompts are shared"
+    sums, total, cells = [], 0, [cell for _, _, cell in write_out(whole)]
+    for tokens, labels, cell in write_out(whole):
         batch, is_token = Batch.from_sequences([tokens.tolist()]), labels != IGNORE_INDEX
         own, reference = (
             (part(batch) / grpo.temperature).log_softmax(-1)[is_token, labels[is_token]] for part in (model, base)
@@ -180,7 +188,7 @@ def test_the_gradient_is_that_of_reinforce(settings: dict[str, Any], parts: int)
     losses = [objective.loss(model, batch) for batch in batches]
     loss = torch.stack([part.normalize(totals) for part in losses]).sum()
     divergence = sum(float(part.parts["kl"].sum.detach()) for part in losses) / total if grpo.kl_weight else 0.0
-    rewards = whole.labels[whole.find_sequence_cells(), 1]
+    rewards = whole.labels[cells, 1]
     assert len({*rewards.tolist()}) > 1 and (divergence > 0) == (grpo.kl_weight > 0)
     assert float(loss.detach()) == pytest.approx(grpo.kl_weight * divergence - float(rewards.mean()), rel=1e-5)
     for gradient, reference in zip(torch.autograd.grad(loss, weights), expected, strict=True):

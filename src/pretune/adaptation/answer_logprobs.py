@@ -13,6 +13,8 @@ from torch import Tensor
 from pretune.adaptation.heads.base import HeadedModel
 from pretune.adaptation.heads.token import get_targets
 from pretune.core.types import IGNORE_INDEX, Batch
+from pretune.models.model import LanguageModel
+from pretune.nn.stack import Stack
 
 
 class AnswerLogProbs(NamedTuple):
@@ -22,6 +24,15 @@ class AnswerLogProbs(NamedTuple):
     cells: Tensor  # [M] 0 for unused slots
     sums: Tensor  # [C]
     counts: Tensor  # [C]
+
+
+def can_share_prompts(model: LanguageModel, slots: int) -> bool:
+    """Return whether answers may continue one prompt in a batch, given the number of virtual tokens before a text.
+
+    NOTE: the fast kernels of a GPU have no mask for it.
+    """
+    decoder, is_cpu = model.spec.decoder, model.tokens.weight.device.type == "cpu"
+    return is_cpu and isinstance(decoder, Stack) and not decoder.counts_columns and not slots
 
 
 def compute_answer_logprobs(model: HeadedModel, batch: Batch) -> AnswerLogProbs:

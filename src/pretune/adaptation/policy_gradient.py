@@ -62,10 +62,11 @@ def compute_facts(rewards: NDArray[np.float64], *, divide: bool) -> NDArray[np.f
 
 
 def read_facts(batch: Batch) -> Tensor:
-    """Return the `FACTS` of every cell `[C, 4]`; 0 for filler."""
+    """Return the `FACTS` of every cell `[C, 4]`; 0 for filler, and for prompts that answers share."""
     if batch.labels is None:
         raise UsageError("a policy gradient needs a batch of answers with advantages")
-    return batch.labels.where(batch.mark_sequences()[:, None], 0.0)
+    is_answer = batch.mark_sequences() & (batch.labels[:, FACTS.index("length")] > 0)
+    return batch.labels.where(is_answer[:, None], 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,10 @@ class PolicyGradient:
         return (2 if self.settings.kl_weight else 1) / 3
 
     def counts(self, batch: Batch) -> Mapping[str, Tensor]:
-        targets, is_answer = count_targets(batch).sum(), batch.mark_sequences()
-        length = read_facts(batch)[:, FACTS.index("length")].sum().long()
+        targets, length = count_targets(batch).sum(), read_facts(batch)[:, FACTS.index("length")]
         by_target = dict.fromkeys(("entropy", *(("kl",) if self.settings.kl_weight else ())), targets)
-        return {"policy": length} | by_target | dict.fromkeys(("reward", "no_signal", "length"), is_answer.sum())
+        counts = {"policy": length.sum().long()} | by_target
+        return counts | dict.fromkeys(("reward", "no_signal", "length"), (length > 0).sum())
 
     def loss(self, model: ModelWithHead, batch: Batch) -> Loss:
         counts, facts = self.counts(batch), read_facts(batch)

@@ -171,13 +171,10 @@ def share_prompts(sequences: Sequences, group: int) -> tuple[Sequences, Ints]:
         rows += [(first + i, size, span.stop - span.start - size, (i + 1) * bool(size)) for i, span in enumerate(spans)]
     owners, starts, lengths, parents = np.array(rows, dtype=np.int64).reshape(-1, 4).T
     parts, is_prompt = sequences.cut(owners, starts, lengths), parents == PROMPT
-    labels, logits = parts.labels, parts.sequence_logits
-    parts = replace(
-        parts,
-        parents=np.where(is_prompt, 0, parents),
-        labels=None if labels is None else np.where(is_prompt, IGNORE_INDEX, labels),
-        sequence_logits=None if logits is None else np.where(is_prompt[:, None], np.float32(0), logits),
-    )
+    for values, fill in ((parts.labels, IGNORE_INDEX), (parts.sequence_logits, 0)):
+        if values is not None:
+            values[is_prompt] = fill
+    parts = replace(parts, parents=np.where(is_prompt, 0, parents))
     return parts, owners
 
 

@@ -14,12 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.answer_logprobs import can_share_prompts
 from pretune.adaptation.policy_gradient import FACTS, GRPO, compute_facts
 from pretune.core.seed import mix
 from pretune.core.types import IGNORE_INDEX, Batch
 from pretune.data.layout import ROW_TOKENS, lay_out, pack_batches
+from pretune.data.packing import pack
 from pretune.data.plan import BatchShape
-from pretune.data.sequences import Ints, Sequences, compute_offsets, reserve
+from pretune.data.sequences import Ints, Sequences, compute_offsets, reserve, share_prompts
 from pretune.inference.decode import generate_tokens
 from pretune.inference.decoding_state import GeneratedTokens
 from pretune.inference.generation_config import GenerationConfig, GenerationTokens, Sampling
@@ -27,7 +29,7 @@ from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items, build_items
 from pretune.tasks.example import Example
 from pretune.tasks.predict import encode_prompts
-from pretune.tasks.stream import TaskStream
+from pretune.tasks.stream import DOUBLE_COST_LENGTH, TaskStream
 from pretune.tasks.types.reward import compute_reward
 
 SAMPLING = 12
@@ -109,11 +111,25 @@ class Rollouts:
             )
 
     def _pack(self, sequences: Sequences) -> Batch:
-        """Return all sequences in one batch, without padding."""
+        """Return all sequences in one batch; answers to a prompt share it where that is cheaper."""
+        size = self.settings.samples
+        if can_share_prompts(self.model.model, self.encoder.slots):
+            parts, owners = share_prompts(sequences, size)
+            lengths = np.bincount(owners // size, weights=parts.lengths).astype(np.int64)
+            if compute_cost(parts, int(lengths.max())) < compute_cost(sequences, int(sequences.lengths.max())):
+                rows = pack(lengths, int(lengths.max()))[owners // size]
+                order = np.argsort(rows, kind="stable")
+                shape = BatchShape(rows=int(rows.max()) + 1, length=int(lengths.max()))
+                return lay_out(parts.take(order), rows[order], shape)
         device = self.model.model.tokens.weight.device.type
         row = max(int(sequences.lengths.max()), ROW_TOKENS.get(device, ROW_TOKENS["cuda"])) + 8
         (all_answers,) = pack_batches(sequences, tokens=len(sequences) * row, device=device)
         return all_answers.batch
+
+
+def compute_cost(sequences: Sequences, row: int) -> float:
+    """Return the cost of sequences in rows of this length, in tokens of short rows."""
+    return len(sequences.tokens) * (1 + row / DOUBLE_COST_LENGTH)
 
 
 def imitate_answers(items: Items, samples: int, max_new_tokens: int) -> Items:

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from pretune.adaptation import methods
 from pretune.adaptation.adapted import ModelWithHead
+from pretune.adaptation.answer_logprobs import can_share_prompts
 from pretune.adaptation.preference import DPO, PreferenceObjective, RewardModel
 from pretune.core.errors import UsageError
 from pretune.core.types import IGNORE_INDEX
 from pretune.data.sequences import share_prompts
-from pretune.nn.stack import Stack
 from pretune.runs.finetune.config import FinetuneConfig
 from pretune.tasks.encoder import TaskEncoder
 from pretune.tasks.encoding import Items
@@ -112,8 +112,5 @@ def build_preference_run(tuning: FinetuneConfig, task: Task, model: ModelWithHea
             "virtual tokens change the model before training, so it is no reference; use --method lora, or "
             "tune.preference=simpo or orpo, which need none"
         )
-    decoder, has_slots = model.model.spec.decoder, methods.count_positions(tuning.method) > 0
-    # NOTE: the fast kernels of a GPU have no mask for it.
-    is_cpu = model.model.tokens.weight.device.type == "cpu"
-    is_shareable = is_cpu and isinstance(decoder, Stack) and not decoder.counts_columns and not has_slots
-    return PreferenceRun(PreferenceObjective(pair_loss), shares_prompts=is_shareable)
+    shares_prompts = can_share_prompts(model.model, methods.count_positions(tuning.method))
+    return PreferenceRun(PreferenceObjective(pair_loss), shares_prompts=shares_prompts)
