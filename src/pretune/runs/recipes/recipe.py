@@ -100,7 +100,7 @@ class ShapeRecipe:
         plan.note(VOCAB_PATH, size.vocab, reason)
         width = size.settings["width"] if initial is None else initial.spec.width
         self._choose_training(plan, size, width, is_new=initial is None)
-        if self.counts_tokens and facts.device.device_type == "cpu":
+        if initial is None and self.counts_tokens and facts.device.device_type == "cpu":
             reason = "what shares a text with a token is counted in seconds, and masked training learns it late"
             plan.choose(VECTORS_PATH, "counted", reason)
         eval_tokens = min(EVAL_TOKENS[facts.device.device_type], max(round(EVAL_SHARE * size.tokens), MIN_EVAL_TOKENS))
