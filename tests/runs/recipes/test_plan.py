@@ -11,7 +11,7 @@ from pretune.core.errors import ResourceError, UsageError
 from pretune.models import catalog
 from pretune.runs.recipes import RECIPES, facts
 from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
-from pretune.runs.recipes.plan import MAX_EPOCHS, RecipePlan, SizeEstimate, count_effective_tokens
+from pretune.runs.recipes.plan import FIT_UNIGRAM, MAX_EPOCHS, RecipePlan, SizeEstimate, count_effective_tokens
 from pretune.runs.recipes.recipe import choose_tokenizer
 from tests.conftest import Patch
 
@@ -94,6 +94,15 @@ def test_repeated_text_gets_a_stronger_decay_and_dropout() -> None:
         for chosen, dropout, decay in zip((much, little), dropouts, (0.1, 0.3), strict=True):
             assert chosen.choices["model.dropout"].value == dropout
             assert chosen.choices["train.optimizer"].value["weight_decay"] == decay
+
+
+def test_the_expected_loss_follows_text_and_counted_vectors() -> None:
+    easier = replace(TEXT, unigram=0.9 * FIT_UNIGRAM)
+    (_, usual), (_, easy) = plan("encoder", 60), plan("encoder", 60, text=easier)
+    assert easy.loss == pytest.approx(0.9 * usual.loss) and easy.settings == usual.settings
+    sets = {"train.token_vectors": "own"}
+    (_, counted), (_, own) = plan("encoder", 60, CPU), plan("encoder", 60, CPU, sets=sets)
+    assert counted.loss < own.loss and counted.settings == own.settings and counted.tokens == own.tokens
 
 
 def test_repetitions_are_worth_less_than_new_text() -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from pretune.core.log import format_count
 from pretune.core.machine import measure_memory
 from pretune.data.prepared_data import PreparedData
 from pretune.inference.text_model import count_unknown
+from pretune.runs.data_phases import compute_unigram_loss, count_unigrams
 from pretune.runs.estimate import measure_flops
 from pretune.text.corpora import open_corpus
 from pretune.text.tokenizer import Tokenizer
@@ -62,6 +64,7 @@ class TextFacts:
     documents: int = 0
     unknown: float = 0.0  # share of the tokens that a tokenizer does not know
     has_spaces: bool = True  # between words
+    unigram: float | None = None  # loss of a unigram model, of prepared data
 
     @classmethod
     def scan(cls, inputs: Sequence[StrPath], tokenizer: Tokenizer | None = None) -> "TextFacts":
@@ -94,7 +97,9 @@ class TextFacts:
     def from_prepared_data(cls, data: PreparedData) -> "TextFacts":
         """Return the facts of prepared data."""
         split = data.card["splits"]["train"]
-        return cls(bytes=split["bytes"], tokens=split["tokens"])
+        counts = count_unigrams(data.open_shards(), data.vocab) if split["tokens"] else np.zeros(1, dtype=np.int64)
+        unigram = compute_unigram_loss(counts, counts, ())
+        return cls(bytes=split["bytes"], tokens=split["tokens"], unigram=unigram)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,6 +25,8 @@ from pretune.runs.config import PretrainConfig
 from pretune.runs.recipes.facts import Facts
 
 FITS = Path(__file__).with_name("fits.json")
+FIT_UNIGRAM = 7.12
+"""Loss of a unigram model of the text of the fit. That of other text is expected to be higher or lower by its ratio."""
 EPOCHS_WORTH = 15.0
 """Repetitions of the text that are worth as much as new text, in the limit (Muennighoff et al., 2023)."""
 MAX_EPOCHS = 200.0
@@ -200,6 +202,11 @@ def compute_loss(fit: Fit, parameters: float, tokens: float) -> float:
     return float(fit["floor"] + size + fit["tokens"] * max(tokens, 1.0) ** -fit["tokens_power"])
 
 
+def predict_loss(fit: Fit, parameters: float, tokens: float, facts: Facts) -> float:
+    """Return the expected loss on a text that may be easier or harder than that of the fit."""
+    return compute_loss(fit, parameters, tokens) * (facts.text.unigram or FIT_UNIGRAM) / FIT_UNIGRAM
+
+
 def evaluate_sizes(
     facts: Facts, fit: Fit, specs: Iterable[tuple[Mapping[str, int], Model]], *, length: int, targets: float
 ) -> Iterator[SizeEstimate]:
@@ -226,7 +233,7 @@ def evaluate_sizes(
             token_seconds=token_seconds,
             tokens=tokens,
             epochs=tokens / max(facts.text.tokens, 1),
-            loss=compute_loss(fit, blocks, count_effective_tokens(tokens, facts.text.tokens)),
+            loss=predict_loss(fit, blocks, count_effective_tokens(tokens, facts.text.tokens), facts),
         )
 
 
