@@ -196,7 +196,7 @@ def count_token_vectors(model: AnyModel, shards: Shards, *, is_new: bool, seed: 
     if not isinstance(model, LanguageModel):
         raise UsageError("train.token_vectors=counted needs a model with one token table; leave it out")
     table = model.tokens.weight.detach()
-    rows, vectors = compute_token_vectors(shards, len(table), table.shape[1] if is_new else ADDED_WIDTH, seed=seed)
+    rows, vectors = compute_ppmi_vectors(shards, len(table), table.shape[1] if is_new else ADDED_WIDTH, seed=seed)
     if len(rows) < 2:
         return
     old = table[rows].float().cpu()
@@ -208,10 +208,11 @@ def count_token_vectors(model: AnyModel, shards: Shards, *, is_new: bool, seed: 
     table[rows.to(table.device)] = new.to(table)
 
 
-def compute_token_vectors(shards: Shards, vocab: int, width: int, *, seed: int) -> tuple[Tensor, Tensor]:
+def compute_ppmi_vectors(shards: Shards, vocab: int, width: int, *, seed: int) -> tuple[Tensor, Tensor]:
     """Return the ids of the frequent tokens `[R]`, and their vectors `[R, W]`."""
     ids = shards.read_tokens(0, min(len(shards), COUNTED_TOKENS)).astype(np.int64)
-    text_ids = np.repeat(np.arange(len(shards.documents) - 1), np.diff(shards.documents))[: len(ids)]
+    ends = np.minimum(shards.documents[: int(np.searchsorted(shards.documents, len(ids))) + 1], len(ids))
+    text_ids = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
     counts = np.bincount(ids, minlength=vocab)
     rows = np.sort(np.argsort(-counts, kind="stable")[:MAX_WORDS])
     rows = rows[counts[rows] >= MIN_TOKEN_COUNT]
