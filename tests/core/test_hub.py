@@ -69,6 +69,23 @@ def test_a_model_that_is_not_installed_names_its_extra(table: None, capsys: Capt
     assert json.loads(capsys.readouterr().out)["models"][NAME]["path"] is None
 
 
+@pytest.mark.parametrize("name", ["small-encoder", "small-decoder"])
+def test_a_model_that_this_copy_lacks_is_one_line(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(hub.INSTALLED_MODELS, name, hub.INSTALLED_MODELS[name]._replace(path="pretrained/missing"))
+    for words in (["fill", name, "a [MASK]"], ["generate", name, "a"], ["verify", name], ["predict", name]):
+        assert main([*words, *(["--input", "x"] if words[0] == "predict" else [])]) == 2
+        error = capsys.readouterr().err
+        assert f"'{name}' is not installed" in error and "pretrained/missing" in error and error.count("\n") <= 2
+    assert main(["list", "models", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)["models"][name]
+    assert row["path"] is None and "install a release of pretune" in row["install"]
+    assert main(["list", "models"]) == 0
+    assert "install a release" in capsys.readouterr().out
+
+
 def test_a_mistyped_short_name_is_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "'minilm'" in str(make_missing_error(Path("minlm")))

@@ -151,7 +151,7 @@ class TestOutput:
         assert done.page == done.path / "report.html" and "TF-IDF + SVM" in done.page.read_text()
         assert done.results["runs"] == ["pretrain", "tuned/full-32-0"]
         *_, last = done.results["use"]
-        names = [name for name in shlex.split(last)[2:] if name != "smollm2"]  # which is there if it is installed
+        names = [name for name in shlex.split(last)[2:] if name not in INSTALLED_MODELS]  # served if they are installed
         models = {Path(name).name: ServedModel.load(name, name, "cpu") for name in names}
         abilities = {"full-32-0": "predict", "pretrain": "fill", "writer": "complete", "library": "search"}
         assert last.startswith("pretune serve ") and {*models} == {*abilities}

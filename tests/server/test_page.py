@@ -270,4 +270,5 @@ def test_command_without_a_model_explains_itself(capsys: pytest.CaptureFixture[s
     assert main(["serve"]) == 2
     output = capsys.readouterr()
     assert output.out == "" and "pretune serve needs a model" in output.err
-    assert all(part in output.err for part in ("pretune quickstart", "pretune serve runs/", "http://127.0.0.1:8000"))
+    parts = ("pretune quickstart", "pretune serve runs/", "pretune serve small-encoder", "http://127.0.0.1:8000")
+    assert all(part in output.err for part in parts)

@@ -13,7 +13,7 @@ from torch import nn
 
 from pretune.adaptation.io import load
 from pretune.core.errors import CheckpointError, DataError, UsageError
-from pretune.core.hub import is_hub, is_short_name
+from pretune.core.hub import INSTALLED_MODELS, is_hub, is_short_name
 from pretune.core.run_dir import RunDir, get_path
 from pretune.data.prepared_data import PreparedData
 from pretune.inference.text_model import get_language_model, get_tokenizer
@@ -107,7 +107,11 @@ def find_base(directory: Path) -> Path:
 def iterate_runs(directory: Path) -> Iterator[Path]:
     """Yield a run and those that it started from, each once: settings may name a run as its own base."""
     visited_runs: set[Path] = set()
-    while not is_hub(directory) and RunDir(directory).settings.is_file() and directory.resolve() not in visited_runs:
+    while not is_hub(directory):
+        if is_short_name(directory):
+            directory = INSTALLED_MODELS[str(directory)].find() or directory
+        if not RunDir(directory).settings.is_file() or directory.resolve() in visited_runs:
+            return
         yield directory
         visited_runs.add(directory.resolve())
         base = _get_base_path(directory)

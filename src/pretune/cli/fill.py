@@ -38,7 +38,7 @@ class FillOptions(Options):
 def fill(options: FillOptions, output: TableFormat) -> None:
     """Predict masked words, most probable first.
 
-    Example: pretune fill runs/books "Paris is the [MASK] of France." --top 3
+    Example: pretune fill small-encoder "Paris is the [MASK] of France." --top 3
     """
     model, texts, source = options.model, options.texts, options.source
     prompts = read_prompts(texts or [], source, "text")

@@ -97,7 +97,7 @@ def generate(options: GenerateOptions, output: OutputFormat) -> None:
 
     A decoder continues the prompt; an encoder-decoder maps it to an output.
 
-    Example: pretune generate runs/gpt "Once upon a time" --max-new-tokens 40 --top-p 0.95 --num 3
+    Example: pretune generate small-decoder "Once upon a time" --max-new-tokens 40 --top-p 0.95 --num 3
     """
     if options.batch < 1:
         raise UsageError(f"--batch {options.batch} must be at least 1")

@@ -74,6 +74,8 @@ def list_(options: ListOptions, output: TableFormat) -> None:
             remedy = "set $PRETUNE_DATA, or --data of other verbs, to the directory of the published files"
             log.info(f"no task data: {remedy}; `pretune list tasks --missing` names them")
     command = ("list", "families") if selection is None else listings[selection].command
+    if selection == "models" and lists[selection]["small-encoder"]["path"]:
+        command = ("fill", "small-encoder", "The capital of France is [MASK].")
     hint(*(word or next(iter(lists[selection or "families"])) for word in command))
 
 

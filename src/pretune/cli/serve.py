@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 NO_MODEL = (
-    "pretune serve needs a model: a run, a Hugging Face directory, hf:OWNER/NAME, an index or word vectors; make one "
-    "with `pretune quickstart`, then `pretune serve runs/quickstart/pretrain` and open http://127.0.0.1:8000"
+    "pretune serve needs a model: a run, a Hugging Face directory, hf:OWNER/NAME, an index or word vectors; try "
+    "`pretune serve small-encoder small-decoder`, or `pretune quickstart` and then `pretune serve "
+    "runs/quickstart/pretrain`; open http://127.0.0.1:8000"
 )
 """Answer to a command without a model."""
 
@@ -78,7 +79,7 @@ def serve(options: ServeOptions, output: OutputFormat) -> None:
     The page at / writes, fills blanks, classifies, compares words, shows attention, searches, and shows model cards.
     Requests of all clients are batched. SIGTERM and Ctrl-C end the server after its running requests.
 
-    Example: pretune serve runs/gpt runs/reviews --port 8000
+    Example: pretune serve small-encoder small-decoder runs/reviews --port 8000
     """
     if not options.models:
         raise UsageError(NO_MODEL)

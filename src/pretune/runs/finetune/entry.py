@@ -58,7 +58,7 @@ def finetune(options: FinetuneOptions) -> FinetunedRun:
     headline score is that of the test set if there is one.
 
     Args:
-        model: A pre-trained model: a run, a Hugging Face directory, hf:OWNER/NAME, or a short name (minilm).
+        model: A pre-trained model: a run, a Hugging Face directory, hf:OWNER/NAME, or a short name (small-encoder).
         task: Name of a task (`pt.list_tasks`); several, comma-separated, are trained together.
         type: Type of the task of a table ("classification", "regression", "tagging" …); None: found from its labels.
         train: Table of training examples: CSV, TSV, JSONL or CoNLL.

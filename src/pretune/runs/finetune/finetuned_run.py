@@ -19,7 +19,7 @@ from pretune.adaptation.quantized import Quantization
 from pretune.core import config, io
 from pretune.core.api import PathResult
 from pretune.core.errors import CheckpointError, UsageError, explain_missing
-from pretune.core.hub import resolve_path
+from pretune.core.hub import resolve_path, resolve_short_name
 from pretune.core.run_dir import RunDir
 from pretune.inference.text_model import get_tokenizer
 from pretune.runs.finetune.saved_task import BlankInput, SavedTask
@@ -57,7 +57,7 @@ class FinetunedRun(PathResult):
         quantize: Quantization | None = None,
     ) -> "FinetunedRun":
         """Open a run that has a model."""
-        run = config.check_path(path)
+        run = resolve_short_name(path)
         if not run.is_dir():
             raise CheckpointError(f"{run}: {explain_missing(run, 'directory')}; pass a run of `pretune finetune`")
         io.check_links(run, CheckpointError)
