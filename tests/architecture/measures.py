@@ -27,7 +27,7 @@ CEILINGS = {
     "fields of Trainer": 10,
     "methods of TaskType": 22,
     "fields of TaskType": 8,
-    "code lines of tests": 60_700,
+    "code lines of tests": 61_000,
 }
 """The most that each measure may be. Lower one when the code is below it; raise one with the reason in the commit."""
 TASK_TYPE_PARTS = ("TaskType", "Inputs", "Outputs", "Scoring")

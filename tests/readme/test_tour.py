@@ -23,6 +23,7 @@ import pytest
 import pretune as pt
 from pretune.cli import main
 from pretune.core.errors import UsageError
+from pretune.core.hub import INSTALLED_MODELS
 from pretune.text.corpora.builtin import Reviews
 from tests.conftest import ROOT
 from tests.readme.page import Block, blocks
@@ -36,7 +37,14 @@ USE = {"generate", "fill", "embed", "index", "search", "neighbors", "evaluate"}
 def tour() -> list[Block]:
     found = [block for block in blocks((ROOT / "README.md").read_text(encoding="utf-8")) if block.language]
     assert {block.language for block in found} == {"sh", "python"}  # what is not to be run has no language
-    return [block for block in found if not block.code.startswith("make ")]
+    return [block._replace(code=leave_out_absent(block.code)) for block in found if not block.code.startswith("make ")]
+
+
+def leave_out_absent(code: str) -> str:
+    """The code without lines on models that this checkout has no weights of."""
+    absent = [name for name, model in INSTALLED_MODELS.items() if model.find() is None]
+    lines = code.splitlines(keepends=True)
+    return "".join(line for line in lines if not any(f" {name} " in line for name in absent))
 
 
 def commands(code: str) -> list[str]:
@@ -165,3 +173,12 @@ def test_the_two_commands_are_there() -> None:
     done = subprocess.run(["make", "-n", "VENV=none", *targets], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "pretune quickstart" in done.stdout and "pytest" in done.stdout
+
+
+def test_lines_on_absent_models_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "pretune fill small-encoder 'a [MASK]'\npretune fill runs/encoder 'a [MASK]'\n"
+    monkeypatch.setitem(
+        INSTALLED_MODELS, "small-encoder", INSTALLED_MODELS["small-encoder"]._replace(path="pretrained/missing")
+    )
+    assert leave_out_absent(code) == code.splitlines(keepends=True)[1]
+    assert not any("small-encoder " in block.code for block in tour() if block.language == "sh")
