@@ -118,6 +118,9 @@ def test_wheel_and_source_distribution(tmp_path: Path) -> None:
     assert {("full fine-tuning", 1000), ("pre-trained here", 1000), ("TF-IDF + SVM", 200)} <= rows
     assert (folder / "start/report.html").stat().st_size > 10_000
     run_shell("pretune compare labels --dry-run --out study && pretune list studies", folder, variables)
+    if (ROOT / "src/pretune/pretrained").is_dir():
+        run_shell("pretune verify small-encoder && pretune fill small-encoder 'a [MASK] man'", folder, variables)
+        assert run_shell("pretune generate small-decoder 'The king' --max-new-tokens 5", folder, variables)
     save_decoder(folder / "model")
     port = find_port()
     program = str(tmp_path / "environment/bin/pretune")

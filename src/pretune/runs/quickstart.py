@@ -159,7 +159,7 @@ def quickstart(
 def find_encoder(path: str | os.PathLike[str] | None) -> str:
     """Return the encoder: `path`, or the short name of the installed one."""
     if path is None and INSTALLED_MODELS[ENCODER].find() is None:
-        raise UsageError(f"the pre-trained encoder {INSTALL_HINT} another model with --encoder DIR")
+        raise UsageError(f"the pre-trained encoder {INSTALL_HINT} another model, such as --encoder small-encoder")
     model = ENCODER if path is None else os.fspath(path)
     read_base_spec(model)  # raises if it is not a model
     return model
