@@ -12,9 +12,13 @@ import pytest
 import torch
 
 import pretune as pt
+from pretune.analysis.held_out import find_data, iterate_runs
 from pretune.core.errors import CheckpointError
+from pretune.core.hub import INSTALLED_MODELS
 from pretune.models.compact import COMPACT_FILE
+from pretune.reports.load import RunRecord, load_directory
 from pretune.runs.finetune.defaults import find_brief_rate
+from pretune.runs.finetune.forgetting import find_objective
 from tests.bench.test_guard import load
 from tests.runs.small import FAST, make, shrunk
 
@@ -137,3 +141,26 @@ def test_paths_are_stripped(script: ModuleType) -> None:
     tree = {"/root/x/wikipedia-en": ["--text /work/shared/news.txt", "3 tokens/s and 1/2, https://a.org/b"], "n": 1}
     stripped = {"wikipedia-en": ["--text news.txt", "3 tokens/s and 1/2, https://a.org/b"], "n": 1}
     assert script.strip_paths(tree) == stripped
+
+
+def test_its_name_stands_for_its_run(
+    runs: dict[str, Path], tmp_path: Path, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Settings, cost and curve are found by the name, as by the path of a run."""
+    name = "small-decoder"
+    write(runs[name], name)
+    out = tmp_path / "shipped" / name
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(INSTALLED_MODELS, name, INSTALLED_MODELS[name]._replace(path=str(out)))
+    assert find_brief_rate(name) == find_brief_rate(runs[name]) > 0
+    assert [*iterate_runs(Path(name))] == [out] and find_data(Path(name)) is None
+    assert find_objective(pt.load(name), Path(name)) == find_objective(pt.load(runs[name]), runs[name])
+    (run,) = load_directory(name)
+    assert isinstance(run, RunRecord) and run.metrics and run.summary["steps"] == 4
+    (tmp_path / "text.txt").write_text("the old sea and the grey wind " * 20)
+    (result,), (other,) = (pt.evaluate(model, text=["text.txt"]) for model in (name, out))
+    assert result.scores == other.scores and result.notes == other.notes
+    assert "32 tokens" in result.notes[0]  # windows as long as those of its training
+    (out / COMPACT_FILE).write_bytes((out / COMPACT_FILE).read_bytes()[:-1])
+    with pytest.raises(CheckpointError, match="copy or create the directory again"):
+        pt.verify(name)
