@@ -9,6 +9,7 @@ import pytest
 
 from pretune.core.errors import ResourceError, UsageError
 from pretune.models import catalog
+from pretune.runs.config import read_objective
 from pretune.runs.recipes import RECIPES, facts
 from pretune.runs.recipes.facts import DeviceFacts, Facts, TextFacts
 from pretune.runs.recipes.plan import FIT_UNIGRAM, MAX_EPOCHS, RecipePlan, SizeEstimate, count_effective_tokens
@@ -70,6 +71,10 @@ class TestSettings:
         assert not sets.keys() & chosen.list_settings().keys()
         assert chosen.choices["train.batch_tokens"].value > 1024
 
+    def test_hidden_widths_fill_tensor_cores_unless_a_user_sets_one(self, name: str) -> None:
+        assert all(plan(name, seconds)[1].settings["hidden"] % 32 == 0 for seconds in (10, 60, 600, 6000))
+        assert plan(name, 60, sets={"model.hidden": "301"})[1].settings["hidden"] == 301
+
     def test_values_of_another_type_are_refused(self, name: str) -> None:
         for value in ("wide", 1.5, "1.5"):
             with pytest.raises(UsageError, match=r"model\.width"):
@@ -78,6 +83,17 @@ class TestSettings:
     def test_every_choice_has_a_reason(self, name: str) -> None:
         choices = plan(name, 60)[0].choices.values()
         assert len(choices) > 10 and all(choice.reason and choice.path in str(choice) for choice in choices)
+
+
+def test_another_objective_has_its_own_settings_and_no_fit() -> None:
+    encoder = RECIPES.get("encoder")
+    assert encoder.with_objective(read_objective("masked")) is encoder
+    facts = Facts(text=TEXT, device=CPU, seconds=600)
+    for kind, counts in (("replaced_token", False), ("span_masked", True)):
+        chosen, _ = encoder.with_objective(read_objective(kind)).plan(facts, {})
+        assert not any(path.startswith("objective.") for path in chosen.choices)
+        assert ("train.token_vectors" in chosen.choices) == counts
+        assert "expected loss (" not in chosen.choices["model.width"].reason
 
 
 def test_vocabularies_follow_text_and_size() -> None:

@@ -21,6 +21,7 @@ from pretune.core.io import recover
 from pretune.core.log import format_duration, format_number, parse_duration
 from pretune.core.run_dir import RunDir
 from pretune.data.prepared_data import PreparedData
+from pretune.objectives.base import Objective
 from pretune.runs.config import PretrainConfig, merge_settings, read_objective, refuse_conflicts
 from pretune.runs.defaults import build_paper_config, collect_overrides
 from pretune.runs.options import PrepareOptions, PretrainOptions
@@ -72,13 +73,19 @@ def find_recipe(options: PretrainOptions) -> RecipeInputs:
         raise UsageError(f"the recipe '{options.model}' chooses everything by the time: pass --budget, such as 10m")
     if (options.text is None) == (options.data is None):
         raise UsageError("a recipe takes --text, or --data of `pretune prepare`")
-    overrides, recipe, budget = collect_overrides(options), RECIPES.get(options.model), options.budget
+    overrides, budget = collect_overrides(options), options.budget
     refuse_conflicts(options.list_settings(), overrides)
-    initial = None
+    (recipe, objective), initial = choose_recipe(options), None
     if options.init_from is not None:
-        objective = read_objective(options.objective or recipe.objective)
         initial = InitialModel.open(os.fspath(options.init_from), options.model, objective, overrides)
     return RecipeInputs(recipe, parse_duration(budget) if isinstance(budget, str) else float(budget), initial)
+
+
+def choose_recipe(options: PretrainOptions) -> tuple[ShapeRecipe, Objective]:
+    """Return the recipe that the options name, for their objective, and the objective."""
+    recipe = RECIPES.get(str(options.model))
+    objective = read_objective(options.objective or recipe.objective)
+    return recipe.with_objective(objective), objective
 
 
 def list_text(options: PretrainOptions) -> list[StrPath]:
@@ -153,9 +160,9 @@ def plan_run(
 
     def build(facts: Facts) -> tuple[RecipePlan, SizeEstimate, PretrainConfig]:
         plan, size = recipe.plan(facts, overrides, vocab, initial)
-        settings: dict[str, object] = {**start, "objective.kind": options.objective or recipe.objective}
+        settings: dict[str, object] = {**start, "objective.kind": recipe.objective}
         settings |= {"data.path": str(data), "train.budget": min(budget, size.seconds + budget - seconds)}
-        rest = merge_settings(select_settings(plan, options.objective, initial), overrides)
+        rest = merge_settings(select_settings(plan, initial), overrides)
         if initial is not None:  # the vocabulary is the model's
             rest.pop(VOCAB_PATH, None)
         config = build_paper_config(settings, DataFacts.from_prepared_data(data), tokenizer, device.type, rest)
@@ -177,11 +184,9 @@ def plan_run(
     return PlannedRun(config, describe_plan(options, plan, size), warning=warning)
 
 
-def select_settings(plan: RecipePlan, objective: str | None, initial: InitialModel | None) -> dict[str, object]:
-    """Return the settings of a plan without those that another objective or an initial model has of its own."""
+def select_settings(plan: RecipePlan, initial: InitialModel | None) -> dict[str, object]:
+    """Return the settings of a plan, with those of an initial model for what the plan leaves open."""
     settings = plan.list_settings()
-    if objective is not None:
-        settings = {path: value for path, value in settings.items() if not path.startswith("objective.")}
     return settings if initial is None else {"data.samples": "documents", "data.length_schedule": None, **settings}
 
 
@@ -237,7 +242,7 @@ def describe_plan(options: PretrainOptions, plan: RecipePlan, size: SizeEstimate
             {"path": choice.path, "value": choice.value, "reason": choice.reason} for choice in plan.choices.values()
         ],
         "expected": {
-            "loss": size.loss if RECIPES.get(str(options.model)).has_fit and options.init_from is None else None,
+            "loss": size.loss if choose_recipe(options)[0].has_fit and options.init_from is None else None,
             "tokens": size.tokens,
             "epochs": size.epochs,
             "flops": size.flops,

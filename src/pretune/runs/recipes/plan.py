@@ -36,6 +36,8 @@ Of 17,000 tokens the validation loss rose after 170 repetitions, of 73,000 it st
 """
 MAX_MEMORY = 0.7
 """Share of the memory that weights, gradients and optimizer may take, with a batch of one sequence."""
+HIDDEN_UNIT = 32
+"""Hidden widths are multiples of this: tensor cores want multiples of 8 in bf16, and blocks of GGUF have 32 values."""
 T = TypeVar("T")
 USER = "set by you"
 """Reason of a choice that a user made."""
@@ -261,7 +263,7 @@ def list_shapes(
             "width": width,
             "depth": depth,
             "heads": heads,
-            "hidden": plan.get_override("model.hidden", int) or round(hidden * width),
+            "hidden": plan.get_override("model.hidden", int) or HIDDEN_UNIT * round(hidden * width / HIDDEN_UNIT),
         }
         shapes[tuple(values.values())] = values
     return list(shapes.values())

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from pretune.core.config import get_kind
 from pretune.core.log import format_count, format_number
 from pretune.models import catalog
 from pretune.models.spec import Model
+from pretune.objectives.base import Objective
 from pretune.runs.data_phases import EVAL_TOKENS
 from pretune.runs.recipes.facts import Facts, TextFacts
 from pretune.runs.recipes.initial_model import VOCAB_PATH, InitialModel
@@ -61,6 +63,14 @@ class ShapeRecipe:
     regularization: Regularization = field(default_factory=Regularization)
     complete: Callable[[Mapping[str, int]], Extras] = lambda shape: {}  # further settings of the model
     objective_settings: Extras = field(default_factory=dict)
+
+    def with_objective(self, objective: Objective) -> "ShapeRecipe":
+        """Return the recipe for an objective; another one than its own has its own settings, and no fit of the loss."""
+        kind = get_kind(objective)
+        if kind == self.objective:
+            return self
+        counts_tokens = self.counts_tokens and "encoder" in objective.shapes  # two models have no one token table
+        return replace(self, objective=kind, objective_settings={}, has_fit=False, counts_tokens=counts_tokens)
 
     def choose_vocab(self, parameters: float, text_bytes: int) -> int:
         """Return the size of the vocabulary for a number of parameters in the blocks, and a size of the text."""
@@ -136,7 +146,7 @@ class ShapeRecipe:
             "width": lowest,
             "depth": f"{format_number(size.parameters)} parameters in the blocks",
             "heads": f"{self.head_width} wide each",
-            "hidden": f"{self.hidden:g} times the width, gated",
+            "hidden": f"{self.hidden:.2g} times the width, gated",
         }
         for name, value in size.settings.items():
             plan.choose(f"model.{name}", value, reasons[name])
