@@ -65,7 +65,12 @@ SENTENCES = (
     "Water consists of hydrogen and oxygen.",
 )
 """Texts on which outputs are compared."""
-BLANKS = ("The capital of France is [MASK].", "She [MASK] the door and left the house.", "Water is a [MASK] liquid.")
+BLANKS = (
+    "Paris is the [MASK] of France.",
+    "The capital of France is [MASK].",
+    "She [MASK] the door and left the house.",
+    "Water is a [MASK] liquid.",
+)
 PROMPTS = ("The capital of France is", "She opened the door and", "The government said on Monday that")
 _MACHINE_PATH = re.compile(r"(?<![\w./:])/(?:[\w.@+-]+/)*([\w.@+-]+)/?")
 """An absolute path; the last name stays."""
@@ -168,7 +173,7 @@ def list_samples(folder: Path, name: str) -> Iterator[str]:
             words = ", ".join(f"{answer.word} ({answer.probability:.2f})" for answer in pt.fill(model, text)[0])
             yield f"    {text}  {words}"
     else:
-        for text in pt.generate(model, list(PROMPTS), max_new_tokens=24, temperature=0):
+        for text in pt.generate(model, list(PROMPTS), max_new_tokens=24, temperature=0.7, seed=0):
             yield f"    {' '.join(text.split())}"
 
 
@@ -178,7 +183,7 @@ def build_card(name: str, folder: Path, commands: Sequence[str], scores: Mapping
     settings, cost = run_dir.read_settings(), io.read_json(run_dir.cost, CheckpointError)
     summary, family = cost["run"], settings["model"]["family"]
     is_encoder = name == "small-encoder"
-    example = f'fill {name} "The capital of France is [MASK]."' if is_encoder else f'generate {name} "The king"'
+    example = f'fill {name} "Paris is the [MASK] of France."' if is_encoder else f'generate {name} "The king"'
     ability = "encoder that fills masks" if is_encoder else "decoder that continues text"
     curve = list_curve(read_metrics(folder), summary)
     parts = [
@@ -191,7 +196,9 @@ def build_card(name: str, folder: Path, commands: Sequence[str], scores: Mapping
         f"pretune pretrain {'encoder' if is_encoder else 'decoder'} --text texts/ --from {name} --budget 10m --out "
         "runs/further\n```\n",
         "## Samples\n",
-        "The five most probable words with their probabilities.\n" if is_encoder else "Greedy continuations.\n",
+        "The five most probable words with their probabilities.\n"
+        if is_encoder
+        else "Continuations at a temperature of 0.7, seed 0.\n",
         "\n".join(list_samples(folder, name)) + "\n",
         *format_sections(scores),
         "## Training\n",
