@@ -99,8 +99,11 @@ MANY_CASES = 10
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the cases of `SLOW_CASES`, and every second one of many; published parameter counts are checked for all."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the cases of `SLOW_CASES`, and every second one of many; published parameter counts are checked for all.
+
+    With `-k` no case of many is slow: who names a case wants it, and docs/extending.md does.
+    """
     slow = {file: set(names.split()) for file, names in SLOW_CASES.items()}
     _mark_slow_cases(items, slow)
     cases: dict[str, list[pytest.Item]] = defaultdict(list)
@@ -108,7 +111,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") is None and not item.name.startswith("test_params["):
             cases[item.nodeid.partition("[")[0]].append(item)
     for group in cases.values():
-        for item in group[1::2] if len(group) >= MANY_CASES else ():
+        for item in group[1::2] if len(group) >= MANY_CASES and not config.option.keyword else ():
             item.add_marker(pytest.mark.slow)
 
 

@@ -7,6 +7,7 @@ The plan has `base`, the settings of all runs, and `runs`, the changes of each. 
     name                its name (default: its changes)
     model, vocab        family and size, and the size of its vocabulary (of `tokenizer`, a kind, by default wordpiece,
                         and `style`, its special tokens, by default the usual ones)
+    objective           instead of that of the model
     pflop, tokens       its length: 10^15 floating-point operations of training, or tokens; or
     budget              a time: the recipe or model is trained from `--text`, with nothing else chosen unless set
     share, files        share of each file of the text (0.04 of 28.9M words are 1.2M), and files by a part
@@ -45,7 +46,7 @@ from bench.quality.studies import start_mps
 Run = Mapping[str, Any]
 OWN_KEYS = {
     *("name", "model", "vocab", "tokenizer", "style", "pflop", "tokens", "budget", "share", "files", "slots", "alone"),
-    *("suite", "tasks", "then", "only", "seeds", "options"),
+    *("objective", "suite", "tasks", "then", "only", "seeds", "options"),
 }
 STYLES = {"wordpiece": "cls-sep", "bpe": "endoftext", "unigram": "sentinels"}
 SETTINGS = {"train.samples_every": 0, "train.eval_tokens": 300_000, "train.log_every": 50, "train.workers": 1}
@@ -132,6 +133,7 @@ def train(run: Run, text: Path, work: Path, end: float) -> dict[str, Any]:
     out = locate(run, work)
     out.parent.mkdir(parents=True, exist_ok=True)
     command = ["pretrain", run["model"], *list_options(run)]
+    command += ["--objective", run["objective"]] if "objective" in run else []
     if "budget" in run:
         source = ("--data", str(work / f"data-{name_data(run)}")) if "vocab" in run else ("--text", str(text))
         result = call(

@@ -74,6 +74,6 @@ def test_a_run_with_blocks_on_top(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"base\.extra_layers 1\b.*'lora'"):
         finetune(base, train=table, out=tmp_path / "no", method="lora", overrides={"base.extra_layers": 1})
     with pytest.raises(UsageError, match="'lora'"):
-        finetune(base, train=table, out=tmp_path / "no", method="lora+random")
+        finetune(base, train=table, out=tmp_path / "no", method="lora+from-scratch")
     with pytest.raises(UsageError, match=r"base\.extra_layers .*-1\b"):
         finetune(base, train=table, out=tmp_path / "no", overrides={"base.extra_layers": -1})

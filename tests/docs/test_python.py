@@ -123,6 +123,10 @@ def test_a_page(
     if page in TASKS:
         shared: Path = request.getfixturevalue("shared_data")
         (home / "data/tasks").symlink_to(shared / "tasks")
+    if page == "exporters":
+        head = {"tune.pooling": {"mode": "mean"}}
+        pt.finetune("runs/small", train="train.csv", steps=1, baselines="none", out="runs/labels", overrides=head)
+        pt.export("runs/labels", to="hf", out="share/labels")
     if page == "reports":
         pt.finetune("runs/small", train="train.csv", steps=1, baselines="none", out="runs/sst2")
         shutil.rmtree("runs/books")

@@ -186,4 +186,5 @@ def test_a_distilled_student_beats_the_same_student_alone(tmp_path: Path) -> Non
     distilled = run(tmp_path / "data", tmp_path / "random", random_start, teacher=teacher, steps=80)
     copied = run(tmp_path / "data", tmp_path / "copied", settings, teacher=teacher, steps=80)
     assert alone.loss is not None and distilled.loss is not None and copied.loss is not None
-    assert copied.loss < distilled.loss < alone.loss - 0.02, (copied.loss, distilled.loss, alone.loss)
+    assert copied.loss < distilled.loss < alone.loss, (copied.loss, distilled.loss, alone.loss)
+    assert copied.loss < alone.loss - 0.05

@@ -62,9 +62,16 @@ def test_averages_of_runs_have_averaged_statistics(table: Path, tmp_path: Path) 
     base, pooling = tasked.make_base(tmp_path / "bert"), {"mode": "mean", "norm": {"kind": "batch_norm"}}
     runs = [tune(base, table, tmp_path / str(i), "full", train_seed=i, tune_pooling=pooling) for i in (0, 1)]
     pt.export(runs, out=tmp_path / "soup")
-    first, second, soup = (read_tensors(run) for run in (*runs, tmp_path / "soup"))
-    names = [name for name in soup if "running_" in name]
-    assert len(names) == 2
-    for name in names:
-        torch.testing.assert_close(soup[name], (first[name] + second[name]) / 2)
-        assert not torch.equal(first[name], second[name])
+    first, second = (read_tensors(run) for run in runs)
+    mean, var, weight, bias = (
+        (first[name] + second[name]) / 2
+        for name in (f"model/task.input_norm.{part}" for part in ("running_mean", "running_var", "weight", "bias"))
+    )
+    assert not torch.equal(first["model/task.input_norm.running_var"], second["model/task.input_norm.running_var"])
+    out_weight, out_bias = (
+        (first[name] + second[name]) / 2 for name in ("model/task.out.weight", "model/task.out.bias")
+    )
+    scale = weight / (var + 1e-5).sqrt()
+    dense = load_file(tmp_path / "soup/2_Dense/model.safetensors")  # the norm is a part of this layer
+    torch.testing.assert_close(dense["linear.weight"], out_weight * scale)
+    torch.testing.assert_close(dense["linear.bias"], out_bias + out_weight @ (bias - mean * scale))
