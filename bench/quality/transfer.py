@@ -159,9 +159,9 @@ class Stages:
         return {
             "trial": trial,
             "metric": TASKS.get(task).metrics[0],
-            "split": evaluation["split"],
-            "score": next(iter(evaluation["scores"].values())),
-            "scores": evaluation["scores"],
+            "split": evaluation.split,
+            "score": next(iter(evaluation.scores.values())),
+            "scores": evaluation.scores,
             "dev": trial["scores"]["dev"][task],
             "together": list(group),
             "seconds": round(seconds, 2),  # for all tasks of the group
@@ -297,8 +297,7 @@ def main() -> None:
         parser.error("--base and --data are needed")
     from pretune.core import log
 
-    log.set_quiet(True)
-    with tempfile.TemporaryDirectory(dir=args.scratch) as folder:
+    with log.silence(), tempfile.TemporaryDirectory(dir=args.scratch) as folder:
         stages = Stages(args.base, args.data, TASKS, Path(folder), args.batch, args.epochs, args.steps, args.set)
         run_cells(stages, cells, args)
     print(json.dumps({"cells": len(cells), "wanted": len(args.seeds) * len(args.tasks) * len(args.methods)}))

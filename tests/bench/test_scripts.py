@@ -120,10 +120,12 @@ def test_lora(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     run("lora", "--device", "cpu", "--rounds", 1, "--out", tmp_path / "out.json")
     result = read(tmp_path / "out.json")
-    assert len(result["rows"]) == 8 and "error" not in result["rows"]["pretune QLoRA"]
+    assert len(result["rows"]) == 12 and "error" not in result["rows"]["pretune QLoRA"]
     names = ("--only", "LoRA, p", "pretune L", "--without", "compiled", "QLoRA")
     run("lora", "--device", "cpu", "--rounds", 1, *names, "--out", tmp_path / "some.json")
-    assert [*read(tmp_path / "some.json")["rows"]] == ["pretune LoRA", "peft LoRA, padded", "peft LoRA, packed"]
+    assert [*read(tmp_path / "some.json")["rows"]] == [
+        *("pretune LoRA", "pretune LoRA, eager", "peft LoRA, padded", "peft LoRA, packed")
+    ]
     assert {row.get("trained", 32_768) for row in result["rows"].values()} == {32_768}
     assert {*result["ratios"]} >= {"peft LoRA, padded", "peft LoRA, packed"}
 
@@ -298,7 +300,7 @@ def test_decoder(run: Run, tmp_path: Path) -> None:
     run("decoder", "perplexity", "--text", tmp_path / "text.txt", *out)
     rows = read(tmp_path / "out.json")["rows"]
     assert 0 < abs(rows["int8"]["change"]) < abs(rows["nf4"]["change"]) < 0.1
-    assert rows["nf4"]["megabytes"] < rows["int8"]["megabytes"] < rows["unquantized"]["megabytes"]
+    assert max(rows[kind]["megabytes"] for kind in ("int8", "nf4")) < rows["unquantized"]["megabytes"]
 
 
 @pytest.mark.slow

@@ -15,8 +15,9 @@ from pretune.core.log import COST_SPAN, TRAINING_TIME, format_duration
 from pretune.reports.page import report
 from pretune.runs import pretrain_run
 from pretune.runs.data_phases import DataPhases
+from pretune.runs.options import PretrainOptions
 from pretune.runs.prepare import prepare
-from pretune.runs.pretrain import pretrain
+from pretune.runs.pretrain import pretrain, run_pretrain
 from pretune.runs.pretrain_run import PretrainedRun
 from pretune.runs.recipes.facts import DeviceFacts
 from pretune.runs.samples import SampleHook
@@ -420,7 +421,8 @@ class TestWhatIsWritten:
             return real(*given)
 
         monkeypatch.setattr(DataPhases, "open", slow)
-        found = run(data, tmp_path / "a", started_at=begun)
+        options = PretrainOptions(model="bert-tiny", data=data, out=tmp_path / "a", steps=4, overrides=BERT)
+        found = run_pretrain(options, started_at=begun)
         cost = json.loads((tmp_path / "a/cost.json").read_text())
         assert found.summary["seconds"] == cost["run"]["seconds"] == cost["seconds"]
         assert cost["run"]["elapsed"] > cost["seconds"] + 1.2

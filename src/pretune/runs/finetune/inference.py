@@ -9,6 +9,7 @@ run = load_extractive_run("runs/squad2")                  # None for any other r
 extract_answers(run, questions, index.search(questions))  # ExtractedAnswer(text, score, hit, span) each
 """
 
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -188,7 +189,8 @@ def evaluate_run(
         run_task = replace(run_task, metrics=eval_task.metrics)
     scores = score(run_task, examples, ready.predict(examples))
     if get_type(run_task).scoring.gold == "text" and not isinstance(finetuned_run, Ensemble):
-        scores["perplexity"] = ready.compute_perplexity(examples)
+        perplexity = ready.compute_perplexity(examples)
+        scores |= {"loss": math.log(perplexity), "perplexity": perplexity}
     notes = () if split_data is None else split_data.parts.notes
     counts = {"examples": len(examples)}
     return EvaluationResult(task=eval_task.name, split=split_name, scores=scores, counts=counts, notes=notes)
