@@ -156,4 +156,4 @@ def test_fill(capsys: Capture, runs: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("verb", ["generate", "fill"])
 def test_help_has_an_example(capsys: Capture, verb: str) -> None:
-    assert f"Example: pretune {verb} runs/" in said(capsys, verb, "--help")
+    assert f"Example: pretune {verb} small-" in said(capsys, verb, "--help")
