@@ -145,4 +145,4 @@ def test_lora_is_merged(tmp_path: Path, capsys: Capture) -> None:
     assert both.to_dict()["distance"] == data["distance"]
     page = tmp_path / "report.html"
     assert main(["--quiet", "report", str(run), "--out", str(page)]) == 0
-    assert "change of the weights" in page.read_text()
+    assert "weights moved by" in page.read_text()

@@ -152,7 +152,7 @@ def test_scales_choose_rows_levels_and_measures(tmp_path: Path) -> None:
     assert count(small) == {"tokenizer": 1, "data": 1, "pretrain": 2}
     assert count(large) == {"tokenizer": 1, "data": 1, "pretrain": 8, "finetune": 8}
     assert small.seeds == (0,) and large.seeds == (7, 8)
-    with pytest.raises(UsageError, match="unknown scale 'full'"):
+    with pytest.raises(UsageError, match="not offered at the scale 'full'"):
         plan_study(study, "full")
 
 

@@ -57,6 +57,14 @@ def test_a_task_on_a_model(name: str, shape: str, shared_data: Path) -> None:
     assert len(predictions) == 4 and 0 <= abs(get_headline(score(task, subset, predictions))) <= 1
 
 
+def is_whole(example: Example) -> bool:
+    """Return whether the first answer of an example is a few whole words."""
+    begin, end = example.spans[0]
+    passage = example.pair or example.text
+    edges = passage[max(begin - 1, 0) : begin] + passage[end : end + 1]
+    return end - begin < 80 and not any(letter.isalnum() for letter in edges)
+
+
 @pytest.mark.parametrize(("name", "shape"), cases("bert", "gpt2"))
 def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
     task = TASKS.get(name)
@@ -66,6 +74,8 @@ def test_gold_is_perfect(name: str, shape: str, shared_data: Path) -> None:
     encoder = TaskEncoder.from_task(task, model_for(shape, task), max_length=128, stride=64, max_new_tokens=100)
     if task.kind in ("tagging", "srl", "dependency"):  # what is cut off cannot be right
         examples = [example for example in examples if not encoder.encode([example]).counts.cut]
+    if task.kind == "span":  # some answers of SQuAD lie inside a word ("5" of "50"), or are longer than predictions
+        examples = [example for example in examples if not example.spans or is_whole(example)]
     if task.kind == "generation":
         examples = [
             example

@@ -76,7 +76,8 @@ def test_eight_rows_are_learnt(shape: str, kind: str) -> None:
     model = deepcopy(model_for(shape, task))  # the body is shared
     work = ModelWithLoss(model, model.spec)
     stream = TaskStream(TaskEncoder.from_task(task, model, max_length=32).encode(examples_of(kind)), batch=8)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2 if shape == "t5" else 3e-3)
+    rate = (1e-4 if kind == "coreference" else 1e-2) if shape == "t5" else 3e-3
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
     losses = take_steps(optimizer, lambda step: work(stream[step]).mean(), 12)
     assert min(losses[-3:]) < 0.9 * losses[0]
 

@@ -8,6 +8,7 @@ and WordPiece use the library's trainers; unigram uses our own (`unigram` explai
 """
 
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,10 @@ def build_normaliser(kind: TokenizerKind, style: TokenizerStyle, config: "Tokeni
     # Spaces last: the other steps may leave some.
     position = names.index("spaces") if "spaces" in names else len(names)
     steps = [step for name in [*names[:position], *extra, *names[position:]] for step in NORMALISERS[name]()]
+    if kind.split == ("whitespace",):  # a word of a text that spells a special token would be that token
+        words = [*style.special_tokens, *(SENTINEL.format(number) for number in range(style.sentinels))]
+        unknown = next(token for token, roles in style.special_tokens.items() if roles == "unk")
+        steps.append(normalizers.Replace(Regex(rf"(?<!\S)({'|'.join(map(re.escape, words))})(?!\S)"), unknown))
     return normalizers.Sequence(steps) if steps else None
 
 
