@@ -138,7 +138,7 @@ def test_what_may_not_be_shipped(
 
 
 def test_paths_are_stripped(script: ModuleType) -> None:
-    tree = {"/root/x/wikipedia-en": ["--text /work/shared/news.txt", "3 tokens/s and 1/2, https://a.org/b"], "n": 1}
+    tree = {"/folder/x/wikipedia-en": ["--text /folder/shared/news.txt", "3 tokens/s and 1/2, https://a.org/b"], "n": 1}
     stripped = {"wikipedia-en": ["--text news.txt", "3 tokens/s and 1/2, https://a.org/b"], "n": 1}
     assert script.strip_paths(tree) == stripped
 

@@ -75,7 +75,7 @@ def list_(options: ListOptions, output: TableFormat) -> None:
             log.info(f"no task data: {remedy}; `pretune list tasks --missing` names them")
     command = ("list", "families") if selection is None else listings[selection].command
     if selection == "models" and lists[selection]["small-encoder"]["path"]:
-        command = ("fill", "small-encoder", "The capital of France is [MASK].")
+        command = ("fill", "small-encoder", "Paris is the [MASK] of France.")
     hint(*(word or next(iter(lists[selection or "families"])) for word in command))
 
 
